@@ -1,0 +1,36 @@
+// The specification in code: scaled dot-product attention in scalar float64, straight from the formulas of
+// proto/attnd/v1/attnd.proto. Every fast path is tested against it; the demo checks a server with it.
+#ifndef ATTND_KERNELS_REFERENCE_H_
+#define ATTND_KERNELS_REFERENCE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/types.h"
+
+namespace attnd {
+
+struct ReferenceInput {
+  HeadCounts heads;
+  int head_dim = 0;
+  int value_dim = 0;
+  SoftmaxOptions softmax;
+  MaskView mask;
+  int64_t first_position = 0;  // of query row 0
+  std::vector<double> q;       // [num_queries, num_q_heads, head_dim]
+  std::vector<double> k;       // [num_keys, num_kv_heads, head_dim]
+  std::vector<double> v;       // [num_keys, num_kv_heads, value_dim]
+};
+
+struct ReferenceOutput {
+  std::vector<double> out;      // [num_queries, num_q_heads, value_dim]
+  std::vector<double> lse;      // [num_queries, num_q_heads]
+  std::vector<double> weights;  // [num_q_heads, num_queries, num_keys]
+};
+
+// A row with no allowed key gets zeros and lse = -inf.
+ReferenceOutput ReferenceAttention(const ReferenceInput& input);
+
+}  // namespace attnd
+
+#endif  // ATTND_KERNELS_REFERENCE_H_

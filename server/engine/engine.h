@@ -1,0 +1,201 @@
+// The engine: sessions, their queue, and the loop that computes them. Free of gRPC, protobuf and Prometheus.
+//
+// Threads. Every method may be called from any thread and none computes or waits for compute: work is queued for the
+// engine's one compute thread, which forms a batch of whatever is queued (continuous batching), computes it on a
+// oneTBB arena of `compute_threads` threads and calls the completions from the compute thread (they must be short).
+#ifndef ATTND_SERVER_ENGINE_ENGINE_H_
+#define ATTND_SERVER_ENGINE_ENGINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "kernels/types.h"
+
+namespace attnd {
+
+// Why something was refused, beside the status: a reason word of the wire contract (BAD_POSITION, CACHE_FULL, EXPIRED,
+// ...), numbers for the client, and a delay when waiting helps. Carried as payloads of absl::Status; see errors.h.
+
+struct SessionConfig {
+  int num_layers = 0;
+  HeadCounts heads;
+  KvShape shape;
+  // softmax_scale, softcap and causal; window is per layer below.
+  float softmax_scale = 0;
+  float softcap = 0;  // 0: none
+  bool causal = true;
+  std::vector<float> alibi_slopes;      // empty or num_q_heads
+  std::vector<float> sinks;             // empty or num_q_heads
+  std::vector<int64_t> layer_windows;   // [num_layers], 0: none
+  int64_t max_tokens = 0;               // 0: as the cache allows
+  absl::Duration ttl = absl::ZeroDuration();  // zero: the engine's default; infinite: never
+  int64_t reserve_tokens = 0;
+};
+
+struct SessionInfo {
+  std::string session_id;
+  SessionConfig config;
+  std::vector<int64_t> layer_lengths;
+  int64_t used_bytes = 0;
+  int64_t reserved_bytes = 0;
+  absl::Time create_time;
+  absl::Duration idle_time;
+  absl::Duration time_to_live;
+  uint64_t sequence = 0;  // creation order; the page token of lists
+};
+
+// Set by the transport when the client went away; read at batch forming, between chunks and before commit.
+struct CancelToken {
+  std::atomic<bool> cancelled{false};
+};
+
+struct StepSegment {
+  std::string session_id;
+  int64_t num_tokens = 0;
+  std::optional<int64_t> start_position;
+  bool rewind = false;
+  MaskView mask;  // bits [num_tokens, num_tokens] or null; first_key is filled in by the engine
+};
+
+struct SegmentOutcome {
+  absl::Status status;
+  int64_t start_position = 0;
+  int64_t length = 0;
+};
+
+struct StepOutcome {
+  absl::Status status;  // of the step as a whole (queue full, cancelled, deadline); OK: see the segments
+  std::vector<SegmentOutcome> segments;
+  absl::Duration queue_time;
+  absl::Duration compute_time;
+};
+
+// Memory that `q`, `k`, `v`, the masks and `out` point to must live until `done` was called. `done` is called exactly
+// once, perhaps before Submit returns.
+struct StepTask {
+  int layer = 0;
+  std::vector<StepSegment> segments;
+  // Tensors of all segments, ragged along the tokens. Null data: append only (q) or attend only (k and v).
+  const std::byte* q = nullptr;
+  const std::byte* k = nullptr;
+  const std::byte* v = nullptr;
+  // Bytes of each, checked by the engine against the sessions' heads and dims.
+  size_t q_bytes = 0, k_bytes = 0, v_bytes = 0;
+  DType q_dtype = DType::kF32, k_dtype = DType::kF32, v_dtype = DType::kF32;
+  DType out_dtype = DType::kF32;
+  bool zero_empty_rows = false;
+  // Called from the engine once the step's shapes are known to be right, before compute: returns where out
+  // [tokens, num_q_heads, value_dim] (out_bytes) and, if lse_floats > 0, lse [tokens, num_q_heads] are to be written.
+  bool return_lse = false;
+  struct Buffers {
+    std::byte* out = nullptr;
+    float* lse = nullptr;
+  };
+  absl::AnyInvocable<Buffers(size_t out_bytes, size_t lse_floats)> allocate;
+  absl::Time deadline = absl::InfiniteFuture();
+  std::shared_ptr<CancelToken> cancel;
+  absl::AnyInvocable<void(StepOutcome)> done;
+};
+
+// Stateless attention over the caller's K and V. All shapes are already validated by the caller.
+struct AttendTask {
+  HeadCounts heads;
+  KvShape shape;
+  SoftmaxOptions softmax;
+  MaskView mask;
+  int64_t num_queries = 0;
+  int64_t num_keys = 0;
+  int64_t first_position = 0;
+  bool zero_empty_rows = false;
+  const std::byte *q = nullptr, *k = nullptr, *v = nullptr;
+  DType q_dtype = DType::kF32, k_dtype = DType::kF32, v_dtype = DType::kF32, out_dtype = DType::kF32;
+  std::byte* out = nullptr;
+  float* lse = nullptr;      // or null
+  float* weights = nullptr;  // or null
+  absl::Time deadline = absl::InfiniteFuture();
+  std::shared_ptr<CancelToken> cancel;
+  absl::AnyInvocable<void(absl::Status, absl::Duration queue_time, absl::Duration compute_time)> done;
+};
+
+// What happened, told as it happens: the engine knows no metrics library. Calls come from the compute thread or from
+// the caller's, must be short and thread-safe.
+class EngineObserver {
+ public:
+  virtual ~EngineObserver() = default;
+  enum class Phase { kPrefill, kDecode };  // decode: one token per segment
+  enum class CancelStage { kQueued, kComputing };
+  virtual void OnStepDone(Phase, int64_t /*tokens*/, absl::Duration /*total*/, absl::Duration /*queue*/,
+                          absl::Duration /*compute*/) {}
+  virtual void OnBatch(int /*segments*/, int64_t /*tokens*/, int64_t /*kv_bytes_read*/) {}
+  virtual void OnRejected(absl::string_view /*reason*/) {}
+  virtual void OnCancelled(CancelStage) {}
+  virtual void OnSessionCreated() {}
+  virtual void OnSessionClosed(absl::string_view /*reason: closed, expired, evicted*/) {}
+};
+
+struct EngineOptions {
+  int64_t kv_cache_bytes = 0;
+  int compute_threads = 1;
+  int64_t max_sessions = 10000;
+  absl::Duration session_idle_ttl = absl::Minutes(10);
+  int64_t max_queue_tokens = 65536;
+  int64_t max_queue_requests = 4096;
+  int64_t prefill_chunk_tokens = 256;  // most prefill tokens computed in one batch
+  int64_t max_attend_bytes = 0;        // scratch for stateless calls; 0: an eighth of kv_cache_bytes
+};
+
+// Read without waiting for compute, e.g. at every scrape.
+struct EngineStats {
+  int64_t sessions_active = 0, sessions_limit = 0;
+  int64_t queue_depth = 0, queue_limit = 0;  // requests
+  int64_t queue_tokens = 0, queue_tokens_limit = 0;
+  int64_t capacity_bytes = 0, reserved_bytes = 0, used_bytes = 0, shared_bytes = 0, spilled_bytes = 0;
+  int64_t cache_tokens = 0;  // tokens of the longest layer, summed over sessions
+  bool draining = false;
+};
+
+struct CapacityEstimate {
+  int64_t bytes_per_token = 0;
+  int64_t tokens_capacity = 0;
+  int64_t tokens_available = 0;
+};
+
+class Engine {
+ public:
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, EngineObserver* observer);
+  virtual ~Engine();  // drains nothing: queued work is completed with UNAVAILABLE
+
+  // The kernels of a new shape are generated first, so the answer can take milliseconds and comes by completion.
+  virtual void CreateSession(SessionConfig config, absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)> done) = 0;
+  virtual void Submit(StepTask task) = 0;
+  virtual void SubmitAttend(AttendTask task) = 0;
+  // Completes once no earlier queued step of the session is left.
+  virtual void RewindSession(std::string session_id, int64_t length,
+                             absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)> done) = 0;
+  virtual absl::StatusOr<SessionInfo> GetSession(absl::string_view session_id) = 0;
+  // Up to `limit` sessions with sequence > after.
+  virtual std::vector<SessionInfo> ListSessions(uint64_t after, int limit) = 0;
+  virtual absl::StatusOr<bool> CloseSession(absl::string_view session_id) = 0;  // was it open
+
+  virtual CapacityEstimate Estimate(const SessionConfig& config) = 0;
+  virtual EngineStats stats() const = 0;
+  virtual const EngineOptions& options() const = 0;
+
+  // From now on new work is refused with UNAVAILABLE; what is queued or running is finished. Returns true once
+  // nothing is left, false when `deadline` came first (what is left is then completed with UNAVAILABLE).
+  virtual bool Drain(absl::Time deadline) = 0;
+};
+
+}  // namespace attnd
+
+#endif  // ATTND_SERVER_ENGINE_ENGINE_H_
