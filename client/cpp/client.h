@@ -1,0 +1,99 @@
+// attnd's C++ client.
+//
+//   absl::StatusOr<attnd::Client> client = attnd::Client::Connect({.target = "127.0.0.1:50051"});
+//   absl::StatusOr<attnd::ClientSession> session = client->CreateSession(
+//       {.num_layers = 32, .num_q_heads = 32, .num_kv_heads = 8, .head_dim = 128});
+//   absl::Status status = session->Step(/*layer=*/0, q, k, v, out);  // spans of float
+//
+// Every call has a deadline (ClientOptions::default_timeout unless the call names another) and is retried only where
+// that is safe (RetryPolicy). Errors: the gRPC code with the server's sentence; reason, metadata and retry delay by
+// GetErrorDetails(). Every call can return, beside what it names itself,
+//   UNAVAILABLE (no server, or one that drains) · DEADLINE_EXCEEDED · CANCELLED (CallOptions::stop) ·
+//   UNAUTHENTICATED, PERMISSION_DENIED (bearer token) · RESOURCE_EXHAUSTED with MESSAGE_TOO_LARGE (the request is
+//   above ClientOptions::max_message_bytes; nothing was sent).
+#ifndef ATTND_CLIENT_CPP_CLIENT_H_
+#define ATTND_CLIENT_CPP_CLIENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cpp/errors.h"
+#include "client/cpp/options.h"
+#include "client/cpp/requests.h"
+#include "client/cpp/session.h"
+#include "client/cpp/step_stream.h"
+#include "client/cpp/types.h"
+
+namespace attnd::client {
+
+namespace internal {
+class Transport;
+}
+
+// A connection to one server. Cheap to copy: copies share the connection. Thread-safe.
+class Client {
+ public:
+  // Does not wait for the server: the connection is made by the first call and remade by later ones when it breaks.
+  // INVALID_ARGUMENT: a limit or a timeout that is not positive, TLS material without tls.enabled, or a bearer token
+  // that would travel in the clear.
+  static absl::StatusOr<Client> Connect(ClientOptions options);
+
+  // With a config, the answer also says how many tokens of such a session fit.
+  absl::StatusOr<ServerInfo> GetServerInfo(const SessionConfig* config = nullptr, const CallOptions& call = {}) const;
+
+  // INVALID_ARGUMENT with BAD_CONFIG · RESOURCE_EXHAUSTED with SESSION_LIMIT, or CACHE_FULL when reserve_tokens do
+  // not fit. Never retried: a lost answer would leave a session behind (until its time to live ends).
+  absl::StatusOr<Session> CreateSession(const SessionConfig& config, const CallOptions& call = {}) const;
+
+  // A handle to a session that exists already. NOT_FOUND: see IsSessionLost.
+  absl::StatusOr<Session> OpenSession(const std::string& session_id, const CallOptions& call = {}) const;
+
+  // NOT_FOUND with NEVER_EXISTED, EXPIRED, EVICTED or CLOSED.
+  absl::StatusOr<SessionInfo> GetSession(const std::string& session_id, const CallOptions& call = {}) const;
+
+  // Sessions in the order of their creation. page_size 0 means 100, the most is 1000; the token is the one of the
+  // page before, or empty.
+  absl::StatusOr<SessionPage> ListSessions(int page_size = 0, const std::string& page_token = {},
+                                           const CallOptions& call = {}) const;
+
+  // True: it was open. False: it was closed, expired or evicted before, which is no error. NOT_FOUND with
+  // NEVER_EXISTED for an id that never was.
+  absl::StatusOr<bool> CloseSession(const std::string& session_id, const CallOptions& call = {}) const;
+
+  // Cuts every layer that is longer to `length` tokens.
+  absl::StatusOr<SessionInfo> RewindSession(const std::string& session_id, int64_t length,
+                                            const CallOptions& call = {}) const;
+
+  // Stateless attention. INVALID_ARGUMENT with BAD_SHAPE, NOT_FINITE, EMPTY_ROW or SCORE_OVERFLOW ·
+  // RESOURCE_EXHAUSTED with QUEUE_FULL.
+  absl::StatusOr<AttendResult> Attend(const AttendRequest& request, const CallOptions& call = {}) const;
+
+  // One layer of one or more sessions. With one segment its error is the call's; with more, each SegmentResult has
+  // its own. INVALID_ARGUMENT as Attend · NOT_FOUND: the session is lost (IsSessionLost) · FAILED_PRECONDITION with
+  // BAD_POSITION and the layer's `length` · RESOURCE_EXHAUSTED with CACHE_FULL, QUEUE_FULL or TOO_MANY_TOKENS.
+  // A step that failed left every session as it was, except that the answer of one which timed out or lost its
+  // connection may have been on its way: state start_position, and sending it again is safe.
+  absl::StatusOr<StepResult> Step(const StepRequest& request, const CallOptions& call = {}) const;
+
+  // Pipelined steps. Returns at once; a connection that cannot be made shows in the first answer.
+  std::unique_ptr<StepStream> OpenStepStream(const StepStreamOptions& options = {}) const;
+
+  const ClientOptions& options() const;
+
+ private:
+  friend class Session;
+  explicit Client(std::shared_ptr<internal::Transport> transport) : transport_(std::move(transport)) {}
+
+  std::shared_ptr<internal::Transport> transport_;
+};
+
+}  // namespace attnd::client
+
+namespace attnd {
+using client::Client;
+}
+
+#endif  // ATTND_CLIENT_CPP_CLIENT_H_

@@ -1,0 +1,74 @@
+// The reactor behind StepStream: writes one request at a time from a queue, reads answers as they come, and hands
+// them to whoever waits. gRPC's callbacks only move data under the mutex; nothing blocks in them.
+#ifndef ATTND_CLIENT_CPP_INTERNAL_STREAM_H_
+#define ATTND_CLIENT_CPP_INTERNAL_STREAM_H_
+
+#include <grpcpp/support/client_callback.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <set>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "attnd/v1/attnd.pb.h"
+#include "client/cpp/internal/transport.h"
+#include "client/cpp/step_stream.h"
+
+namespace attnd::client {
+
+// Thread-safe. Invariants:
+// 1. in_flight_ holds the ids sent and unanswered, at most options_.window of them.
+// 2. answers_ holds the ids answered and not yet claimed; an id is in one of the two or nowhere.
+// 3. final_ is set once, by OnDone (or by a timeout or Cancel before it); then nothing is in flight.
+// 4. The object lives until OnDone: self_ keeps it.
+class StepStream::Impl final : public grpc::ClientBidiReactor<v1::StepRequest, v1::StepResponse> {
+ public:
+  static std::shared_ptr<Impl> Open(std::shared_ptr<internal::Transport> transport, const StepStreamOptions& options);
+
+  absl::StatusOr<uint64_t> Send(const StepRequest& request);
+  absl::StatusOr<StepResult> Wait(uint64_t request_id);
+  absl::Status Finish();
+  void Cancel(absl::Status status);
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+
+ private:
+  Impl(std::shared_ptr<internal::Transport> transport, const StepStreamOptions& options);
+  // REQUIRES: nothing being written. Returns what is to be done once the mutex is released.
+  enum class NextWrite : uint8_t { kNothing, kRequest, kHalfClose };
+  NextWrite PrepareWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartNext(NextWrite next);
+  void EndLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return ended_ || static_cast<int>(in_flight_.size()) < options_.window;
+  }
+
+  const std::shared_ptr<internal::Transport> transport_;
+  const StepStreamOptions options_;
+  grpc::ClientContext context_;
+  v1::StepRequest writing_;   // owned by gRPC between StartWrite and OnWriteDone
+  v1::StepResponse reading_;  // owned by gRPC between StartRead and OnReadDone
+
+  absl::Mutex mutex_;
+  std::shared_ptr<Impl> self_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::deque<v1::StepRequest> queue_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> in_flight_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, absl::StatusOr<StepResult>> answers_ ABSL_GUARDED_BY(mutex_);
+  bool write_pending_ ABSL_GUARDED_BY(mutex_) = false;
+  bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;  // no more Sends
+  bool half_close_sent_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status final_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace attnd::client
+
+#endif  // ATTND_CLIENT_CPP_INTERNAL_STREAM_H_
