@@ -1,0 +1,284 @@
+#include "kernels/attention.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cassert>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "kernels/row_range.h"
+#include "kernels/tile.h"
+
+namespace attnd {
+namespace {
+
+// A tile's cost is about the blocks it reads times its rows; a block costs something however few the rows are.
+constexpr int64_t kRowsOfABlock = 8;
+// A tile that is more than this part of a thread's share of the batch is split into its runs.
+constexpr int64_t kTilesPerThread = 8;
+
+struct PlannedTile {
+  Tile tile;
+  int work = 0;
+  int64_t cost = 0;
+  // Of a split tile: where its runs' results lie, and how many are missing. The last to finish merges them in order.
+  size_t partials = 0;
+  int pending = 0;
+};
+
+// Runs [run_begin, run_end) of a tile. Whole tiles are merged as they go; a split tile's runs write partial results.
+struct Task {
+  int tile = 0;
+  bool split = false;
+  int64_t run_begin = 0;
+  int64_t run_end = 0;
+  int64_t cost = 0;
+};
+
+// Floats of one run's partial result: values, then RowSums.
+size_t PartialFloats(const Tile& tile) {
+  const size_t values = static_cast<size_t>(tile.kernels->layout().num_panels) *
+                        tile.kernels->PaddedRows(tile.rows) * kPanelColumns;
+  const size_t sums = static_cast<size_t>(tile.rows) * sizeof(RowSums) / sizeof(float);
+  return (values + sums + 15) / 16 * 16;
+}
+
+RowSums* PartialSums(const Tile& tile, float* partial) {
+  const size_t values = static_cast<size_t>(tile.kernels->layout().num_panels) *
+                        tile.kernels->PaddedRows(tile.rows) * kPanelColumns;
+  return reinterpret_cast<RowSums*>(partial + values);
+}
+
+// vdpbf16ps and AMX flush denormals to zero whatever MXCSR says; for bf16 operands everything else on the thread does so
+// too, or the streaming kernel's bits could differ from the ukernel's.
+class DenormalsFlushed {
+ public:
+  explicit DenormalsFlushed(bool flush) : flush_(flush) {
+#if defined(__SSE2__)
+    saved_ = _mm_getcsr();
+    if (flush_) _mm_setcsr(saved_ | 0x8040u);  // FTZ | DAZ
+#endif
+  }
+  ~DenormalsFlushed() {
+#if defined(__SSE2__)
+    if (flush_) _mm_setcsr(saved_);
+#endif
+  }
+  DenormalsFlushed(const DenormalsFlushed&) = delete;
+  DenormalsFlushed& operator=(const DenormalsFlushed&) = delete;
+
+ private:
+  bool flush_;
+  unsigned saved_ = 0;
+};
+
+}  // namespace
+
+struct AttentionBatch::State {
+  std::vector<TileScratch> scratch;  // [max_threads]
+  std::vector<AttentionWork> works;
+  std::vector<std::pair<KvShape, const ShapeKernels*>> shapes;  // those seen: Plan takes no lock for them
+  std::vector<PlannedTile> tiles;
+  std::vector<Task> tasks;
+  AlignedBuffer partials;
+  std::unique_ptr<std::atomic<int64_t>[]> overflows;  // per work: row * num_q_heads + head, the smallest
+  size_t overflows_size = 0;
+  int64_t kv_bytes = 0;
+
+  int threads() const { return static_cast<int>(scratch.size()); }
+  const ShapeKernels& KernelsOf(const KvShape& shape);
+  void AddTiles(int work);
+  int TileRows(const AttentionWork& work) const;
+  void AddTasks(int tile, int64_t split_above, size_t* partial_floats);
+  void ReportOverflow(const PlannedTile& planned, int row);
+  void RunWhole(PlannedTile& planned, TileScratch* scratch);
+  void RunSplit(PlannedTile& planned, const Task& task, TileScratch* scratch);
+  void Finish(PlannedTile& planned, TileScratch* scratch);
+  void Write(PlannedTile& planned, const float* values, const RowSums* sums, TileScratch* scratch);
+};
+
+const ShapeKernels& AttentionBatch::State::KernelsOf(const KvShape& shape) {
+  for (const auto& [known, kernels] : shapes) {
+    if (known == shape) return *kernels;
+  }
+  return *shapes.emplace_back(shape, &ShapeKernels::Get(shape)).second;
+}
+
+// Smaller tiles when the batch would not keep the threads busy. Bits do not depend on it.
+int AttentionBatch::State::TileRows(const AttentionWork& work) const {
+  constexpr int kMinTileRows = 32;
+  const int64_t rows = work.num_queries * work.heads.group_size();
+  int tile_rows = kMaxTileRows;
+  while (tile_rows > kMinTileRows &&
+         (rows + tile_rows - 1) / tile_rows * work.heads.num_kv_heads < 2 * int64_t{threads()}) {
+    tile_rows /= 2;
+  }
+  return tile_rows;
+}
+
+void AttentionBatch::State::AddTiles(int index) {
+  const AttentionWork& work = works[index];
+  const ShapeKernels& kernels = KernelsOf(work.shape);
+  const int tile_rows = TileRows(work);
+  const int64_t rows = work.num_queries * work.heads.group_size();
+  for (int head = 0; head < work.heads.num_kv_heads; ++head) {
+    for (int64_t first = 0; first < rows; first += tile_rows) {
+      PlannedTile planned;
+      planned.tile = MakeTile(work, kernels, head, first, static_cast<int>(std::min<int64_t>(tile_rows, rows - first)));
+      planned.work = index;
+      const int64_t blocks = planned.tile.block_end - planned.tile.block_begin;
+      planned.cost = (blocks + 1) * (planned.tile.rows + kRowsOfABlock);
+      kv_bytes += blocks * static_cast<int64_t>(kernels.layout().block_bytes);
+      tiles.push_back(planned);
+    }
+  }
+}
+
+void AttentionBatch::State::AddTasks(int index, int64_t split_above, size_t* partial_floats) {
+  PlannedTile& planned = tiles[index];
+  const int64_t begin = planned.tile.run_begin(), end = planned.tile.run_end();
+  if (planned.cost <= split_above || end - begin <= 1 || planned.tile.work->weights != nullptr) {
+    tasks.push_back({index, false, begin, end, planned.cost});
+    return;
+  }
+  planned.partials = *partial_floats;
+  planned.pending = static_cast<int>(end - begin);
+  *partial_floats += (end - begin) * PartialFloats(planned.tile);
+  for (int64_t run = begin; run < end; ++run) {
+    tasks.push_back({index, true, run, run + 1, planned.cost / (end - begin)});
+  }
+}
+
+void AttentionBatch::State::ReportOverflow(const PlannedTile& planned, int row) {
+  if (row < 0) return;
+  const int64_t key = planned.tile.QueryOf(row) * planned.tile.work->heads.num_q_heads + planned.tile.HeadOf(row);
+  std::atomic<int64_t>& smallest = overflows[planned.work];
+  int64_t known = smallest.load(std::memory_order_relaxed);
+  while (key < known && !smallest.compare_exchange_weak(known, key, std::memory_order_relaxed)) {
+  }
+}
+
+void AttentionBatch::State::Write(PlannedTile& planned, const float* values, const RowSums* sums,
+                                  TileScratch* scratch) {
+  ReportOverflow(planned, WriteRows(planned.tile, values, sums));
+  if (planned.tile.work->weights != nullptr) WriteWeights(planned.tile, sums, scratch);
+}
+
+void AttentionBatch::State::RunWhole(PlannedTile& planned, TileScratch* scratch) {
+  const Tile& tile = planned.tile;
+  const int padded = tile.kernels->PaddedRows(tile.rows), panels = tile.kernels->layout().num_panels;
+  std::fill_n(scratch->sums(), tile.rows, RowSums{});
+  PackQueries(tile, scratch);
+  for (int64_t run = tile.run_begin(); run < tile.run_end(); ++run) {
+    ReportOverflow(planned, ComputeRun(tile, run, scratch->run_values(), scratch->run_sums(), scratch));
+    MergeRun(tile.rows, padded, panels, scratch->values(), scratch->sums(), scratch->run_values(), scratch->run_sums());
+  }
+  Write(planned, scratch->values(), scratch->sums(), scratch);
+}
+
+void AttentionBatch::State::RunSplit(PlannedTile& planned, const Task& task, TileScratch* scratch) {
+  const Tile& tile = planned.tile;
+  PackQueries(tile, scratch);
+  for (int64_t run = task.run_begin; run < task.run_end; ++run) {
+    float* partial = partials.As<float>() + planned.partials + (run - tile.run_begin()) * PartialFloats(tile);
+    ReportOverflow(planned, ComputeRun(tile, run, partial, PartialSums(tile, partial), scratch));
+  }
+  const int done = static_cast<int>(task.run_end - task.run_begin);
+  if (std::atomic_ref<int>(planned.pending).fetch_sub(done, std::memory_order_acq_rel) == done) {
+    Finish(planned, scratch);
+  }
+}
+
+void AttentionBatch::State::Finish(PlannedTile& planned, TileScratch* scratch) {
+  const Tile& tile = planned.tile;
+  const int padded = tile.kernels->PaddedRows(tile.rows), panels = tile.kernels->layout().num_panels;
+  float* partial = partials.As<float>() + planned.partials;
+  std::fill_n(scratch->sums(), tile.rows, RowSums{});
+  for (int64_t run = tile.run_begin(); run < tile.run_end(); ++run, partial += PartialFloats(tile)) {
+    MergeRun(tile.rows, padded, panels, scratch->values(), scratch->sums(), partial, PartialSums(tile, partial));
+  }
+  Write(planned, scratch->values(), scratch->sums(), scratch);
+}
+
+void PrepareKernels(const KvShape& shape) { ShapeKernels::Get(shape); }
+
+AttentionBatch::AttentionBatch(int max_threads) : state_(std::make_unique<State>()) {
+  assert(max_threads >= 1);
+  state_->scratch = std::vector<TileScratch>(max_threads);
+}
+
+AttentionBatch::~AttentionBatch() = default;
+
+void AttentionBatch::Clear() {
+  state_->works.clear();
+  state_->tiles.clear();
+  state_->tasks.clear();
+  state_->kv_bytes = 0;
+}
+
+int AttentionBatch::Add(const AttentionWork& work) {
+  assert(work.num_queries >= 0 && work.num_keys >= 0);
+  assert(work.num_blocks == (work.num_keys + kBlockTokens - 1) / kBlockTokens);
+  state_->works.push_back(work);
+  return static_cast<int>(state_->works.size()) - 1;
+}
+
+int AttentionBatch::Plan() {
+  State& s = *state_;
+  s.tiles.clear();
+  s.tasks.clear();
+  s.kv_bytes = 0;
+  if (s.overflows_size < s.works.size()) {
+    s.overflows_size = std::max(s.works.size(), 2 * s.overflows_size);
+    s.overflows = std::make_unique<std::atomic<int64_t>[]>(s.overflows_size);
+  }
+  for (size_t i = 0; i < s.works.size(); ++i) {
+    s.overflows[i].store(std::numeric_limits<int64_t>::max(), std::memory_order_relaxed);
+    s.AddTiles(static_cast<int>(i));
+  }
+  int64_t total = 0;
+  for (const PlannedTile& planned : s.tiles) total += planned.cost;
+  const int64_t split_above = total / (kTilesPerThread * s.threads());
+  size_t partial_floats = 0;
+  for (size_t i = 0; i < s.tiles.size(); ++i) s.AddTasks(static_cast<int>(i), split_above, &partial_floats);
+  s.partials.Reserve(partial_floats * sizeof(float));
+  std::sort(s.tasks.begin(), s.tasks.end(), [](const Task& x, const Task& y) {
+    if (x.cost != y.cost) return x.cost > y.cost;
+    return x.tile != y.tile ? x.tile < y.tile : x.run_begin < y.run_begin;
+  });
+  return static_cast<int>(s.tasks.size());
+}
+
+void AttentionBatch::Run(int task_index, int thread) {
+  State& s = *state_;
+  assert(task_index >= 0 && task_index < static_cast<int>(s.tasks.size()) && thread >= 0 && thread < s.threads());
+  const Task& task = s.tasks[task_index];
+  PlannedTile& planned = s.tiles[task.tile];
+  TileScratch* scratch = &s.scratch[thread];
+  const DenormalsFlushed flushed(planned.tile.kernels->bf16_operands());
+  if (task.split) {
+    s.RunSplit(planned, task, scratch);
+  } else {
+    s.RunWhole(planned, scratch);
+  }
+  scratch->products()->ReleaseContext();
+}
+
+AttentionResult AttentionBatch::result(int work) const {
+  const int64_t key = state_->overflows[work].load(std::memory_order_relaxed);
+  AttentionResult result;
+  if (key == std::numeric_limits<int64_t>::max()) return result;
+  const int heads = state_->works[work].heads.num_q_heads;
+  result.overflow_row = key / heads;
+  result.overflow_head = static_cast<int>(key % heads);
+  return result;
+}
+
+int64_t AttentionBatch::kv_bytes_read() const { return state_->kv_bytes; }
+
+}  // namespace attnd

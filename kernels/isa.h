@@ -1,0 +1,21 @@
+// How far this process may go in instruction sets: what the CPU has, cut by ONEDNN_MAX_CPU_ISA. oneDNN follows that
+// variable by itself; InitIsa makes Highway's dynamic dispatch follow it too, so that one setting decides every path.
+#ifndef ATTND_KERNELS_ISA_H_
+#define ATTND_KERNELS_ISA_H_
+
+namespace attnd {
+
+enum class IsaLevel { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };  // AMX is oneDNN's own matter: kAvx512Bf16 here
+
+IsaLevel MaxIsaLevel();
+const char* OneDnnIsaName();
+
+// REQUIRES: called before any HWY_DYNAMIC_DISPATCH of this library. Thread-safe, cheap after the first call.
+void InitIsa();
+
+// Name of the Highway target that dynamic dispatch chooses, e.g. "AVX3_SPR".
+const char* HighwayTargetName();
+
+}  // namespace attnd
+
+#endif  // ATTND_KERNELS_ISA_H_

@@ -1,0 +1,262 @@
+#include "kernels/shape_kernels.h"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "kernels/convert.h"
+#include "kernels/isa.h"
+#include "kernels/ukernel_trial.h"
+
+namespace attnd {
+namespace {
+
+// Rows are cut into powers of two, largest first: a row's bits do not depend on how many rows share its call, and 8
+// sizes serve them all. Calls step(first row, log2 of the number of rows).
+template <class Step>
+bool ForPowersOfTwo(int rows, const Step& step) {
+  for (int first = 0; first < rows;) {
+    const int size = std::bit_width(static_cast<unsigned>(std::min(rows - first, kMaxTileRows))) - 1;
+    if (!step(first, size)) return false;
+    first += 1 << size;
+  }
+  return true;
+}
+
+int RoundUp(int n, int to) { return (n + to - 1) / to * to; }
+
+int AheadEntriesOf(int steps) { return (steps + kPrefetchSteps - 1) / kPrefetchSteps; }
+
+}  // namespace
+
+void ProductScratch::ReleaseContext() {
+  if (context != nullptr) Brgemm::ReleaseContext();
+  context = nullptr;
+}
+
+const ShapeKernels& ShapeKernels::Get(const KvShape& shape) {
+  using Key = std::pair<std::pair<int, int>, KvDType>;
+  static std::mutex mutex;
+  static auto* all = new std::map<Key, std::unique_ptr<ShapeKernels>>;  // never destroyed: see brgemm.cc
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::unique_ptr<ShapeKernels>& kernels = (*all)[{{shape.head_dim, shape.value_dim}, shape.dtype}];
+  if (kernels == nullptr) kernels.reset(new ShapeKernels(shape));
+  return *kernels;
+}
+
+ShapeKernels::ShapeKernels(const KvShape& shape) : layout_(shape) {
+  const bool narrow = shape.dtype == KvDType::kBf16;
+  k_ = narrow ? RoundUp(shape.head_dim, 2) : shape.head_dim;
+  if (narrow && UseUkernels(/*bf16=*/true)) return;
+  bf16_operands_ = false;
+  widens_ = narrow;
+  stream_mode_ = narrow ? StreamMode::kWidened : StreamMode::kF32;
+  if (UseUkernels(/*bf16=*/false)) return;
+  stream_rows_ = kMaxTileRows;
+}
+
+// Creates the ukernels and looks which streaming mode, if any, gives their bits. False: none, or wrong products.
+bool ShapeKernels::UseUkernels(bool bf16) {
+  bf16_operands_ = bf16;
+  if (!CreateUkernels(bf16)) {
+    ForgetUkernels();
+    return false;
+  }
+  UkernelTrial trial(*this);
+  const std::initializer_list<StreamMode> bf16_modes = {StreamMode::kDotPairs, StreamMode::kTiles};
+  const std::initializer_list<StreamMode> f32_modes = {widens_ ? StreamMode::kWidened : StreamMode::kF32};
+  bool right = false;
+  for (const StreamMode mode : bf16 ? bf16_modes : f32_modes) {
+    if (!StreamModeAvailable(mode)) continue;
+    stream_mode_ = mode;
+    const UkernelTrial::Outcome outcome = trial.Compare();
+    stream_rows_ = outcome == UkernelTrial::Outcome::kSameBits ? kMaxStreamRows : 0;
+    right |= outcome != UkernelTrial::Outcome::kWrong;
+    if (stream_rows_ > 0) break;
+  }
+  if (!right) ForgetUkernels();
+  return right;
+}
+
+bool ShapeKernels::CreateUkernels(bool bf16) {
+  if (MaxIsaLevel() == IsaLevel::kBaseline) return false;
+  const int strip_ld = static_cast<int>(kStripLd) * (bf16 ? 2 : 1);
+  panels_[0].width = layout_.shape.value_dim >= kPanelColumns ? kPanelColumns : 0;
+  panels_[1].width = layout_.shape.value_dim % kPanelColumns;
+  for (int size = 0; size < kSizes; ++size) {
+    const int m = 1 << size;
+    scores_[size] = Brgemm::Get({bf16, m, kBlockTokens, k_, 1, k_, static_cast<int>(kStripLd)});
+    if (scores_[size] == nullptr) return false;
+    for (PanelKernels& panel : panels_) {
+      for (int batch = 1; batch <= kRunBlocks && panel.width > 0; ++batch) {
+        const Brgemm* kernel = Brgemm::Get({bf16, m, panel.width, kBlockTokens, batch, strip_ld, kPanelColumns});
+        if (kernel == nullptr) return false;
+        panel.by_batch[size][batch - 1] = kernel;
+      }
+    }
+  }
+  return true;
+}
+
+void ShapeKernels::ForgetUkernels() {
+  std::fill(std::begin(scores_), std::end(scores_), nullptr);
+  panels_[0] = panels_[1] = PanelKernels{};
+}
+
+WeightFormat ShapeKernels::weight_format() const {
+  if (bf16_operands_) return WeightFormat::kBf16;
+  return rounds_to_bf16() ? WeightFormat::kF32OfBf16 : WeightFormat::kF32;
+}
+
+int ShapeKernels::PaddedRows(int rows) const {
+  if (Streams(rows)) return rows;
+  // A few rows too many cost less than a second or third call for the remainder. An AMX tile has 16 rows.
+  if (bf16_operands_ && rows <= 16) return static_cast<int>(std::bit_ceil(static_cast<unsigned>(rows)));
+  return RoundUp(rows, bf16_operands_ ? 16 : 4);
+}
+
+int ShapeKernels::ScoreSteps() const { return rounds_to_bf16() ? k_ / 2 : k_; }
+int ShapeKernels::ValueSteps() const { return rounds_to_bf16() ? kBlockTokens / 2 : kBlockTokens; }
+
+size_t ShapeKernels::ListAhead(const std::byte* const* blocks, int slots, const std::byte** entries) const {
+  const std::byte** next = entries;
+  const auto list = [&next](const std::byte* piece, int steps, size_t step_bytes) {
+    for (int step = 0; step < steps; step += kPrefetchSteps) *next++ = piece + step * step_bytes;
+  };
+  for (int s = 0; s < slots; ++s) list(blocks[s], ScoreSteps(), kBlockTokens * sizeof(float));
+  for (int p = 0; p < layout_.num_panels; ++p) {
+    for (int s = 0; s < slots; ++s) {
+      list(blocks[s] + layout_.PanelOffset(p), ValueSteps(), layout_.PanelWidth(p) * sizeof(float));
+    }
+  }
+  return next - entries;
+}
+
+void ShapeKernels::Scores(const Products& args, ProductScratch* scratch) const {
+  if (!Streams(args.rows) && UkernelScores(args, scratch)) return;
+  StreamScores(args);
+}
+
+void ShapeKernels::Values(const Products& args, float* values, ProductScratch* scratch) const {
+  if (!Streams(args.rows) && UkernelValues(args, values, scratch)) return;
+  StreamValues(args, values);
+}
+
+void ShapeKernels::StreamScores(const Products& args) const {
+  StreamArgs stream;
+  stream.a = args.q;
+  stream.a_row_bytes = k_ * OperandBytes();
+  stream.rows = args.rows;
+  stream.pieces = 1;
+  stream.steps = ScoreSteps();
+  stream.columns = kBlockTokens;
+  stream.c_ld = kStripLd;
+  for (int slot = 0; slot < args.slots; ++slot) {
+    stream.b = args.blocks + slot;
+    stream.c = args.strip + slot * kBlockTokens;
+    if (args.ahead != nullptr) stream.ahead = args.ahead + slot * AheadEntriesOf(stream.steps);
+    StreamProduct(stream_mode_, stream);
+  }
+}
+
+void ShapeKernels::StreamValues(const Products& args, float* values) const {
+  const std::byte* pieces[kRunBlocks];
+  StreamArgs stream;
+  stream.a = reinterpret_cast<const std::byte*>(args.strip);
+  stream.a_row_bytes = kStripLd * sizeof(float);
+  stream.a_piece_bytes = kBlockTokens * OperandBytes();
+  stream.rows = args.rows;
+  stream.b = pieces;
+  stream.pieces = args.slots;
+  stream.steps = ValueSteps();
+  stream.c_ld = kPanelColumns;
+  for (int panel = 0; panel < layout_.num_panels; ++panel) {
+    for (int slot = 0; slot < args.slots; ++slot) pieces[slot] = args.blocks[slot] + layout_.PanelOffset(panel);
+    stream.columns = layout_.PanelWidth(panel);
+    stream.c = values + static_cast<size_t>(panel) * PaddedRows(args.rows) * kPanelColumns;
+    if (args.ahead != nullptr) {
+      stream.ahead = args.ahead + args.slots * (AheadEntriesOf(ScoreSteps()) + panel * AheadEntriesOf(stream.steps));
+    }
+    StreamProduct(stream_mode_, stream);
+  }
+}
+
+namespace {
+
+bool Execute(const Brgemm* kernel, const void* a, const void* b, const BrgemmOffsets* offsets, float* c,
+             ProductScratch* scratch) {
+  if (scratch->context != kernel) kernel->SetContext();
+  scratch->context = kernel;
+  return kernel->Execute(a, b, offsets, c, scratch->scratchpad);
+}
+
+}  // namespace
+
+bool ShapeKernels::UkernelScores(const Products& args, ProductScratch* scratch) const {
+  const auto multiply = [&](int first_row, int size, int slot, const void* k) {
+    constexpr BrgemmOffsets kNone;
+    float* c = args.strip + first_row * kStripLd + slot * kBlockTokens;
+    return Execute(scores_[size], args.q + first_row * k_ * OperandBytes(), k, &kNone, c, scratch);
+  };
+  const int rows = PaddedRows(args.rows);
+  if (!widens_) {
+    return ForPowersOfTwo(rows, [&](int first, int size) {
+      for (int slot = 0; slot < args.slots; ++slot) {
+        if (!multiply(first, size, slot, args.blocks[slot])) return false;
+      }
+      return true;
+    });
+  }
+  for (int slot = 0; slot < args.slots; ++slot) {
+    WidenPairs(reinterpret_cast<const uint16_t*>(args.blocks[slot]), k_ / 2, kBlockTokens, scratch->widened);
+    if (!ForPowersOfTwo(rows, [&](int first, int size) { return multiply(first, size, slot, scratch->widened); })) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool ShapeKernels::UkernelValues(const Products& args, float* values, ProductScratch* scratch) const {
+  const int rows = PaddedRows(args.rows);
+  BrgemmOffsets offsets[kRunBlocks];
+  for (int panel = 0; panel < layout_.num_panels; ++panel) {
+    const int width = layout_.PanelWidth(panel);
+    const size_t panel_bytes = kBlockTokens * width * sizeof(float);  // widened
+    const std::byte* base = widens_ ? reinterpret_cast<const std::byte*>(scratch->widened) : args.blocks[0];
+    for (int slot = 0; slot < args.slots; ++slot) {
+      const std::byte* v = args.blocks[slot] + layout_.PanelOffset(panel);
+      offsets[slot].a = static_cast<int64_t>(slot * kBlockTokens * OperandBytes());
+      if (widens_) {
+        offsets[slot].b = static_cast<int64_t>(slot * panel_bytes);
+        WidenPairs(reinterpret_cast<const uint16_t*>(v), kBlockTokens / 2, width,
+                   scratch->widened + offsets[slot].b / sizeof(float));
+      } else {
+        // Blocks lie anywhere: the offset is a distance of addresses, not of elements of one array.
+        offsets[slot].b = static_cast<int64_t>(reinterpret_cast<uintptr_t>(v) - reinterpret_cast<uintptr_t>(base));
+      }
+    }
+    float* panel_values = values + static_cast<size_t>(panel) * rows * kPanelColumns;
+    const bool done = ForPowersOfTwo(rows, [&](int first, int size) {
+      const float* weights = args.strip + first * kStripLd;
+      return Execute(Panel(panel).by_batch[size][args.slots - 1], weights, base, offsets,
+                     panel_values + first * kPanelColumns, scratch);
+    });
+    if (!done) return false;
+  }
+  return true;
+}
+
+std::string ShapeKernels::Description() const {
+  const std::string streaming = std::string("streaming (") + HighwayTargetName() + ")";
+  if (scores_[0] == nullptr) return streaming;
+  std::string ukernel = std::string("brgemm ") + (bf16_operands_ ? "bf16" : widens_ ? "f32 of widened bf16" : "f32");
+  ukernel += std::string(" (") + OneDnnIsaName() + ")";
+  if (stream_rows_ == 0) return ukernel;
+  return "up to " + std::to_string(stream_rows_) + " rows: " + streaming + ", more: " + ukernel;
+}
+
+}  // namespace attnd

@@ -1,0 +1,101 @@
+// The two products of attention for one KvShape: which implementation serves how many rows, chosen once per shape and
+// process. Where the streaming kernel gives the ukernel's bits (compared on random data at creation) it serves the
+// tiles of few rows; where a ukernel's product is wrong or missing, streaming serves them all.
+#ifndef ATTND_KERNELS_SHAPE_KERNELS_H_
+#define ATTND_KERNELS_SHAPE_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/block_layout.h"
+#include "kernels/brgemm.h"
+#include "kernels/softmax.h"
+#include "kernels/streaming.h"
+
+namespace attnd {
+
+inline constexpr int kMaxTileRows = 128;
+// Up to here one pass of the streaming kernel is memory-bound or close to it; beyond, the ukernel's tiling wins.
+inline constexpr int kMaxStreamRows = 8;
+
+// What a thread keeps for the products.
+struct ProductScratch {
+  float* widened = nullptr;  // [kWidenedFloats], blocks of bf16 on their way to an f32 ukernel
+  void* scratchpad = nullptr;
+  const Brgemm* context = nullptr;  // whose tile configuration the thread holds
+
+  static constexpr size_t kWidenedFloats = size_t{kRunTokens} * kPanelColumns;  // >= a block of K: [256][64]
+  void ReleaseContext();
+};
+
+// A tile's rows against the visible blocks of one run.
+struct Products {
+  const std::byte* q = nullptr;  // [padded rows][q_units] in the operands' type
+  int rows = 0;
+  const std::byte* const* blocks = nullptr;  // [slots]
+  int slots = 0;                             // 1..kRunBlocks
+  float* strip = nullptr;                    // [padded rows][kStripLd]: scores, then weights
+  const std::byte* const* ahead = nullptr;   // prefetch list from this run's first byte on, or null
+};
+
+class ShapeKernels {
+ public:
+  // Creates what is missing (a lock, milliseconds the first time). Objects live as long as the process.
+  static const ShapeKernels& Get(const KvShape& shape);
+
+  const BlockLayout& layout() const { return layout_; }
+  bool bf16_operands() const { return bf16_operands_; }  // of Q's and the weights' rows; f32 otherwise
+  bool rounds_to_bf16() const { return layout_.shape.dtype == KvDType::kBf16; }
+  WeightFormat weight_format() const;
+  int q_ld() const { return k_; }  // elements of a row of Q
+  int PaddedRows(int rows) const;  // rows that strips and values must have room for; >= rows, <= kMaxTileRows
+  bool Streams(int rows) const { return rows <= stream_rows_; }
+
+  // Prefetch lists (streaming.h): the entries of a run of these blocks, in the order in which the products read them.
+  // Returns their number, at most kMaxAheadEntries.
+  size_t ListAhead(const std::byte* const* blocks, int slots, const std::byte** entries) const;
+  static constexpr size_t kMaxAheadEntries = size_t{kRunBlocks} * 2 * (kMaxHeadDim / kPrefetchSteps + 4);
+
+  // strip = Q K^T of every slot.
+  void Scores(const Products& args, ProductScratch* scratch) const;
+  // values [panel][padded rows][64] = weights x V.
+  void Values(const Products& args, float* values, ProductScratch* scratch) const;
+
+  std::string Description() const;
+
+ private:
+  static constexpr int kSizes = 8;  // rows of a ukernel call: 1, 2, 4 .. 128
+  struct PanelKernels {
+    int width = 0;
+    const Brgemm* by_batch[kSizes][kRunBlocks] = {};
+  };
+
+  explicit ShapeKernels(const KvShape& shape);
+  bool UseUkernels(bool bf16);
+  bool CreateUkernels(bool bf16);
+  void ForgetUkernels();
+  const PanelKernels& Panel(int panel) const { return panels_[layout_.PanelWidth(panel) == kPanelColumns ? 0 : 1]; }
+  size_t OperandBytes() const { return bf16_operands_ ? 2 : 4; }
+  int ScoreSteps() const;
+  int ValueSteps() const;
+
+  bool UkernelScores(const Products& args, ProductScratch* scratch) const;
+  bool UkernelValues(const Products& args, float* values, ProductScratch* scratch) const;
+  void StreamScores(const Products& args) const;
+  void StreamValues(const Products& args, float* values) const;
+  friend class UkernelTrial;
+
+  BlockLayout layout_;
+  int k_ = 0;  // head_dim as multiplied: even for bf16
+  bool bf16_operands_ = false;
+  bool widens_ = false;  // bf16 blocks go to the f32 ukernel
+  StreamMode stream_mode_ = StreamMode::kF32;
+  int stream_rows_ = kMaxTileRows;
+  const Brgemm* scores_[kSizes] = {};
+  PanelKernels panels_[2];  // 64 columns; the narrower last one
+};
+
+}  // namespace attnd
+
+#endif  // ATTND_KERNELS_SHAPE_KERNELS_H_

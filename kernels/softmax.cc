@@ -1,0 +1,278 @@
+#include "kernels/softmax.h"
+
+#include <cmath>
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/softmax.cc"
+#include "hwy/foreach_target.h"  // must come before highway.h
+
+#include "hwy/highway.h"
+#include "kernels/bf16-inl.h"
+#include "kernels/isa.h"
+#include "kernels/simd_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnd {
+namespace HWY_NAMESPACE {
+
+using DF = hn::ScalableTag<float>;
+using VF = hn::Vec<DF>;
+using MF = hn::Mask<DF>;
+
+constexpr size_t kLanes = hn::MaxLanes(DF());
+constexpr int kBlockVectors = kBlockTokens / static_cast<int>(kLanes);
+constexpr int kSums = 4;  // of independent partial sums: hides the latency of an addition
+static_assert(kBlockVectors % kSums == 0);
+
+// Calls step(vector index, column, mask) for the vectors of a row that hold an allowed column. The mask is only
+// meaningful if !whole.
+template <class Step>
+HWY_INLINE void ForAllowed(const uint64_t* allowed, int slots, const Step& step) {
+  const DF d;
+  for (int slot = 0; slot < slots; ++slot) {
+    const uint64_t word = allowed[slot];
+    if (word == 0) continue;
+    const bool whole = word == ~uint64_t{0};
+    for (int v = 0; v < kBlockVectors; ++v) {
+      const uint64_t bits = kLanes == 64 ? word : (word >> (v * kLanes)) & ((uint64_t{1} << kLanes) - 1);
+      if (bits == 0) continue;
+      const MF mask = whole ? hn::FirstN(d, kLanes) : hn::LoadMaskBits(d, reinterpret_cast<const uint8_t*>(&bits));
+      step(v % kSums, slot * kBlockTokens + v * static_cast<int>(kLanes), whole, mask);
+    }
+  }
+}
+
+// The row's scores with scale, cap and slope, written back where they are more than a scaling. Returns their maximum
+// (-inf: nothing allowed) and whether all are finite.
+struct RowMax {
+  float max;
+  bool finite;
+};
+
+template <bool kPlain>
+HWY_INLINE RowMax ScoreRow(const Strip& strip, int row) {
+  const DF d;
+  float* scores = strip.scores + row * kStripLd;
+  const VF scale = hn::Set(d, strip.scale);
+  const VF lowest = hn::Set(d, -HUGE_VALF);
+  VF max = lowest;
+  VF probe = hn::Zero(d);  // becomes NaN if a score is infinite or NaN
+  ForAllowed(strip.allowed + row * strip.slots, strip.slots, [&](int, int column, bool whole, MF mask) HWY_ATTR {
+    VF s = hn::Mul(hn::Load(d, scores + column), scale);
+    if (!whole) s = hn::IfThenElseZero(mask, s);
+    probe = hn::MulAdd(s, hn::Zero(d), probe);
+    if constexpr (!kPlain) {
+      if (strip.softcap != 0) {
+        const VF cap = hn::Set(d, strip.softcap);
+        s = hn::Mul(cap, Tanh(d, hn::Div(s, cap)));
+      }
+      if (strip.slopes != nullptr) {
+        const float first = strip.distances[row * strip.slots + column / kBlockTokens];
+        const VF distance = hn::Iota(d, first + static_cast<float>(column % kBlockTokens));
+        s = hn::MulAdd(hn::Set(d, strip.slopes[row]), distance, s);
+      }
+      hn::Store(s, d, scores + column);
+    }
+    max = hn::Max(max, whole ? s : hn::IfThenElse(mask, s, lowest));
+  });
+  const float top = hn::ReduceMax(d, max);
+  const bool finite = hn::AllFalse(d, hn::IsNaN(probe)) && top < HUGE_VALF;
+  return {top, finite};
+}
+
+HWY_INLINE void StoreWeights(WeightFormat format, VF p, float* row, int column) {
+  const DF d;
+  const hn::RebindToUnsigned<DF> du;
+  if (format == WeightFormat::kF32) {
+    hn::Store(p, d, row + column);
+    return;
+  }
+  const auto bits = RoundBitsToBf16(du, hn::BitCast(du, p));
+  if (format == WeightFormat::kF32OfBf16) {
+    hn::Store(hn::BitCast(d, hn::And(bits, hn::Set(du, 0xFFFF0000u))), d, row + column);
+  } else {
+    // A vector's weights take the first half of what scores up to its end took: all of those were read.
+    const hn::Rebind<uint16_t, DF> d16;
+    hn::Store(hn::TruncateTo(d16, hn::ShiftRight<16>(bits)), d16, reinterpret_cast<uint16_t*>(row) + column);
+  }
+}
+
+// Weights of a row in all its columns; returns their sum.
+template <WeightFormat kFormat>
+HWY_INLINE float WeighRow(const Strip& strip, int row, float scale, float max) {
+  const DF d;
+  float* scores = strip.scores + row * kStripLd;
+  const uint64_t* allowed = strip.allowed + row * strip.slots;
+  const VF vscale = hn::Set(d, scale), vmax = hn::Set(d, max);
+  VF sums[kSums] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  for (int slot = 0; slot < strip.slots; ++slot) {
+    const uint64_t word = allowed[slot];
+    const int first = slot * kBlockTokens;
+    if (word == ~uint64_t{0}) {
+      for (int v = 0; v < kBlockVectors; ++v) {
+        const int column = first + v * static_cast<int>(kLanes);
+        const VF p = Exp(d, hn::MulSub(hn::Load(d, scores + column), vscale, vmax));
+        sums[v % kSums] = hn::Add(sums[v % kSums], p);
+        StoreWeights(kFormat, p, scores, column);
+      }
+      continue;
+    }
+    for (int v = 0; v < kBlockVectors; ++v) {
+      const int column = first + v * static_cast<int>(kLanes);
+      const uint64_t bits = (word >> (v * kLanes)) & ((uint64_t{1} << kLanes) - 1);
+      VF p = hn::Zero(d);
+      if (bits != 0) {
+        const MF mask = hn::LoadMaskBits(d, reinterpret_cast<const uint8_t*>(&bits));
+        p = hn::IfThenElseZero(mask, Exp(d, hn::MulSub(hn::Load(d, scores + column), vscale, vmax)));
+        sums[v % kSums] = hn::Add(sums[v % kSums], p);
+      }
+      StoreWeights(kFormat, p, scores, column);
+    }
+  }
+  return hn::ReduceSum(d, hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3])));
+}
+
+HWY_INLINE bool IsPlain(const Strip& strip) { return strip.softcap == 0 && strip.slopes == nullptr; }
+
+void ScaleRow(const Strip& strip, int row) {
+  const DF d;
+  float* scores = strip.scores + row * kStripLd;
+  for (int column = 0; column < strip.slots * kBlockTokens; column += static_cast<int>(kLanes)) {
+    hn::Store(hn::Mul(hn::Load(d, scores + column), hn::Set(d, strip.scale)), d, scores + column);
+  }
+}
+
+// The scale that remains to be applied to the row's scores in WeighRow. A plain row's is applied in one operation with
+// the subtraction of the maximum, so that a score is rounded once: at +-6e4 a second rounding would cost 4e-3. The
+// difference may then be above zero by half an ulp of the maximum, which exp must survive: beyond 2^20 it is not done.
+HWY_INLINE float RemainingScale(const Strip& strip, int row, bool plain, float max) {
+  if (!plain) return 1.0f;
+  if (!(std::fabs(max) > 1048576.0f)) return strip.scale;
+  ScaleRow(strip, row);
+  return 1.0f;
+}
+
+template <WeightFormat kFormat>
+int SoftmaxRows(const Strip& strip, RowSums* rows) {
+  const bool plain = IsPlain(strip);
+  int first_bad = -1;
+  for (int row = 0; row < strip.rows; ++row) {
+    const RowMax top = plain ? ScoreRow<true>(strip, row) : ScoreRow<false>(strip, row);
+    if (!top.finite && first_bad < 0) first_bad = row;
+    rows[row].max = top.max;
+    if (top.max == -HUGE_VALF) {
+      rows[row].sum = WeighRow<kFormat>(strip, row, 1.0f, 0.0f);  // nothing allowed: all weights are 0
+    } else {
+      rows[row].sum = WeighRow<kFormat>(strip, row, RemainingScale(strip, row, plain, top.max), top.max);
+    }
+  }
+  return first_bad;
+}
+
+int SoftmaxStripImpl(const Strip& strip, WeightFormat format, RowSums* rows) {
+  switch (format) {
+    case WeightFormat::kF32:
+      return SoftmaxRows<WeightFormat::kF32>(strip, rows);
+    case WeightFormat::kF32OfBf16:
+      return SoftmaxRows<WeightFormat::kF32OfBf16>(strip, rows);
+    case WeightFormat::kBf16:
+      return SoftmaxRows<WeightFormat::kBf16>(strip, rows);
+  }
+  return -1;
+}
+
+void ProbabilityStripImpl(const Strip& strip, const RowSums* rows) {
+  const DF d;
+  const bool plain = IsPlain(strip);
+  for (int row = 0; row < strip.rows; ++row) {
+    float* scores = strip.scores + row * kStripLd;
+    if (!plain) ScoreRow<false>(strip, row);
+    const bool empty = rows[row].sum == 0;
+    const float max = empty ? 0.0f : rows[row].max;
+    WeighRow<WeightFormat::kF32>(strip, row, RemainingScale(strip, row, plain, max), max);
+    const VF sum = hn::Set(d, empty ? 1.0f : rows[row].sum);
+    for (int column = 0; column < strip.slots * kBlockTokens; column += static_cast<int>(kLanes)) {
+      hn::Store(hn::Div(hn::Load(d, scores + column), sum), d, scores + column);
+    }
+  }
+}
+
+// values = values * a + run_values * b for one row of every panel.
+void MergeRow(size_t panel_stride, int panels, float* values, float a, const float* run_values, float b) {
+  const DF d;
+  const VF va = hn::Set(d, a), vb = hn::Set(d, b);
+  for (int panel = 0; panel < panels; ++panel, values += panel_stride, run_values += panel_stride) {
+    for (size_t i = 0; i < kPanelColumns; i += kLanes) {
+      const VF joined = hn::MulAdd(hn::Load(d, values + i), va, hn::Mul(hn::Load(d, run_values + i), vb));
+      hn::Store(joined, d, values + i);
+    }
+  }
+}
+
+bool NormalizeRowImpl(const float* values, int count, float factor, float sum, float* out) {
+  const DF d;
+  const VF vfactor = hn::Set(d, factor), vsum = hn::Set(d, sum), zero = hn::Zero(d);
+  VF probe = zero;
+  for (int i = 0; i < count; i += static_cast<int>(kLanes)) {
+    const size_t n = count - i < static_cast<int>(kLanes) ? count - i : kLanes;
+    const VF x = hn::Div(hn::Mul(hn::LoadN(d, values + i, n), vfactor), vsum);
+    const VF result = hn::Add(x, zero);  // -0 + 0 = 0: whether a sum of zeros ends as -0 depends on what was left out
+    probe = hn::MulAdd(result, zero, probe);
+    hn::StoreN(result, d, out + i, n);
+  }
+  return hn::AllFalse(d, hn::IsNaN(probe));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnd
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace attnd {
+namespace {
+
+HWY_EXPORT(SoftmaxStripImpl);
+HWY_EXPORT(ProbabilityStripImpl);
+HWY_EXPORT(MergeRow);
+HWY_EXPORT(NormalizeRowImpl);
+
+}  // namespace
+
+int SoftmaxStrip(const Strip& strip, WeightFormat format, RowSums* rows) {
+  InitIsa();
+  return HWY_DYNAMIC_DISPATCH(SoftmaxStripImpl)(strip, format, rows);
+}
+
+void ProbabilityStrip(const Strip& strip, const RowSums* rows) {
+  InitIsa();
+  HWY_DYNAMIC_DISPATCH(ProbabilityStripImpl)(strip, rows);
+}
+
+void MergeRun(int rows, int padded_rows, int panels, float* values, RowSums* sums, const float* run_values,
+              const RowSums* run_sums) {
+  InitIsa();
+  const size_t stride = static_cast<size_t>(padded_rows) * kPanelColumns;
+  for (int row = 0; row < rows; ++row, values += kPanelColumns, run_values += kPanelColumns) {
+    if (run_sums[row].sum == 0) continue;
+    if (sums[row].sum == 0) {
+      for (int panel = 0; panel < panels; ++panel) {
+        std::memcpy(values + panel * stride, run_values + panel * stride, kPanelColumns * sizeof(float));
+      }
+      sums[row] = run_sums[row];
+      continue;
+    }
+    const float max = sums[row].max > run_sums[row].max ? sums[row].max : run_sums[row].max;
+    const float a = std::exp(sums[row].max - max), b = std::exp(run_sums[row].max - max);
+    HWY_DYNAMIC_DISPATCH(MergeRow)(stride, panels, values, a, run_values, b);
+    sums[row] = {max, std::fma(sums[row].sum, a, run_sums[row].sum * b)};
+  }
+}
+
+bool NormalizeRow(const float* values, int count, float factor, float sum, float* out) {
+  InitIsa();
+  return HWY_DYNAMIC_DISPATCH(NormalizeRowImpl)(values, count, factor, sum, out);
+}
+
+}  // namespace attnd
+#endif  // HWY_ONCE

@@ -1,0 +1,284 @@
+#include "kernels/streaming.h"
+
+#include "kernels/isa.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/streaming.cc"
+#include "hwy/foreach_target.h"  // must come before highway.h
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnd {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using DF = hn::ScalableTag<float>;
+using DU = hn::ScalableTag<uint32_t>;
+using VF = hn::Vec<DF>;
+
+constexpr size_t kLanes = hn::MaxLanes(DF());
+// Rows and vectors of a register tile. AVX-512 has 32 registers: 4 x 4 accumulators leave room for B and A. The others
+// have 16: 4 x 2. kTiles keeps three sums per output, so 4 x 2 there too.
+constexpr int kTileRows = 4;
+constexpr int kTileVectors = kLanes >= 16 ? 4 : 2;
+constexpr int kTilesVectors = 2;
+constexpr int kTileChunkSteps = 16;  // pairs of one tdpbf16ps
+
+// To L2: L1 is too small to hold what lies 8 KB ahead beside the operands, and NTA measured worse than none.
+HWY_INLINE void PrefetchToL2(const std::byte* p) { __builtin_prefetch(p, 0, 2); }
+
+template <bool kPrefetch>
+HWY_INLINE void PrefetchStep(const StreamArgs& args, int step, const std::byte* const* ahead) {
+  if constexpr (kPrefetch) {
+    constexpr int kStepBytes = kPrefetchBytes / kPrefetchSteps;
+    const std::byte* p = ahead[step / kPrefetchSteps] + (step % kPrefetchSteps) * kStepBytes;
+    for (int line = 0; line < kStepBytes; line += 64) PrefetchToL2(p + line);
+  }
+  (void)args, (void)step, (void)ahead;
+}
+
+// `n` 32-bit units of B, the lanes behind them zero.
+template <bool kPartial>
+HWY_INLINE VF LoadB(const std::byte* b, size_t n) {
+  const DF d;
+  const float* p = reinterpret_cast<const float*>(b);
+  if constexpr (kPartial) return hn::LoadN(d, p, n);
+  (void)n;
+  return hn::LoadU(d, p);
+}
+
+template <class T>
+HWY_INLINE T LoadA(const std::byte* a, int index) {
+  T value;
+  __builtin_memcpy(&value, a + index * sizeof(T), sizeof(T));
+  return value;
+}
+
+// One step into the sums of a row: A's element (or pair) `index` times the row b of B.
+template <StreamMode kMode>
+HWY_INLINE void Accumulate(const std::byte* a, int index, VF b, VF& sum) {
+  const DF d;
+  const DU du;
+  if constexpr (kMode == StreamMode::kF32) {
+    sum = hn::MulAdd(hn::Set(d, LoadA<float>(a, index)), b, sum);
+  } else if constexpr (kMode == StreamMode::kWidened) {
+    const auto bits = hn::BitCast(du, b);
+    const VF even = hn::BitCast(d, hn::ShiftLeft<16>(bits));
+    const VF odd = hn::BitCast(d, hn::And(bits, hn::Set(du, 0xFFFF0000u)));
+    sum = hn::MulAdd(hn::Set(d, LoadA<float>(a, 2 * index)), even, sum);
+    sum = hn::MulAdd(hn::Set(d, LoadA<float>(a, 2 * index + 1)), odd, sum);
+  } else {
+#if HWY_NATIVE_DOT_BF16
+    const hn::Repartition<hwy::bfloat16_t, DF> dbf;
+    VF unused = hn::Zero(d);
+    sum = hn::ReorderWidenMulAccumulate(d, hn::BitCast(dbf, hn::Set(du, LoadA<uint32_t>(a, index))),
+                                        hn::BitCast(dbf, b), sum, unused);
+#endif
+  }
+}
+
+// kRows x kVectors outputs from column `column` on, the last vector of `last` lanes if partial.
+template <StreamMode kMode, int kRows, int kVectors, bool kPartial, bool kPrefetch>
+HWY_NOINLINE void StreamTile(const StreamArgs& args, int row, int column, size_t last) {
+  const DF d;
+  VF sums[kRows][kVectors];
+  for (auto& row_sums : sums) {
+    for (VF& sum : row_sums) sum = hn::Zero(d);
+  }
+  const std::byte* const* ahead = args.ahead;
+  const size_t step_bytes = args.columns * sizeof(float);
+  for (int piece = 0; piece < args.pieces; ++piece) {
+    const std::byte* b = args.b[piece] + column * sizeof(float);
+    const std::byte* a = args.a + row * args.a_row_bytes + piece * args.a_piece_bytes;
+    for (int step = 0; step < args.steps; ++step, b += step_bytes) {
+      PrefetchStep<kPrefetch>(args, step, ahead);
+      VF bs[kVectors];
+      for (int v = 0; v < kVectors; ++v) bs[v] = LoadB<kPartial>(b + v * kLanes * sizeof(float), last);
+      for (int r = 0; r < kRows; ++r) {
+        for (int v = 0; v < kVectors; ++v) Accumulate<kMode>(a + r * args.a_row_bytes, step, bs[v], sums[r][v]);
+      }
+    }
+    if constexpr (kPrefetch) ahead += (args.steps + kPrefetchSteps - 1) / kPrefetchSteps;
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) {
+      float* c = args.c + (row + r) * args.c_ld + column + v * kLanes;
+      if (kPartial) {
+        hn::StoreN(sums[r][v], d, c, last);
+      } else {
+        hn::StoreU(sums[r][v], d, c);
+      }
+    }
+  }
+}
+
+// The same with AMX's order of sums: within a chunk of 16 pairs the even and the odd elements are summed apart, each
+// from zero; then even + odd joins the output.
+template <int kRows, int kVectors, bool kPartial, bool kPrefetch>
+HWY_NOINLINE void StreamTileAsAmx(const StreamArgs& args, int row, int column, size_t last) {
+  const DF d;
+  const DU du;
+  VF sums[kRows][kVectors];
+  for (auto& row_sums : sums) {
+    for (VF& sum : row_sums) sum = hn::Zero(d);
+  }
+  const auto high = hn::Set(du, 0xFFFF0000u);
+  const std::byte* const* ahead = args.ahead;
+  const size_t step_bytes = args.columns * sizeof(float);
+  for (int piece = 0; piece < args.pieces; ++piece) {
+    const std::byte* b = args.b[piece] + column * sizeof(float);
+    const std::byte* a = args.a + row * args.a_row_bytes + piece * args.a_piece_bytes;
+    for (int step = 0; step < args.steps;) {
+      const int chunk_end = step + kTileChunkSteps < args.steps ? step + kTileChunkSteps : args.steps;
+      VF evens[kRows][kVectors], odds[kRows][kVectors];
+      for (int r = 0; r < kRows; ++r) {
+        for (int v = 0; v < kVectors; ++v) evens[r][v] = odds[r][v] = hn::Zero(d);
+      }
+      for (; step < chunk_end; ++step, b += step_bytes) {
+        PrefetchStep<kPrefetch>(args, step, ahead);
+        VF even[kVectors], odd[kVectors];
+        for (int v = 0; v < kVectors; ++v) {
+          const auto bits = hn::BitCast(du, LoadB<kPartial>(b + v * kLanes * sizeof(float), last));
+          even[v] = hn::BitCast(d, hn::ShiftLeft<16>(bits));
+          odd[v] = hn::BitCast(d, hn::And(bits, high));
+        }
+        for (int r = 0; r < kRows; ++r) {
+          const uint32_t pair = LoadA<uint32_t>(a + r * args.a_row_bytes, step);
+          const VF a_even = hn::BitCast(d, hn::Set(du, pair << 16));
+          const VF a_odd = hn::BitCast(d, hn::Set(du, pair & 0xFFFF0000u));
+          for (int v = 0; v < kVectors; ++v) {
+            evens[r][v] = hn::MulAdd(a_even, even[v], evens[r][v]);
+            odds[r][v] = hn::MulAdd(a_odd, odd[v], odds[r][v]);
+          }
+        }
+      }
+      for (int r = 0; r < kRows; ++r) {
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Add(sums[r][v], hn::Add(evens[r][v], odds[r][v]));
+      }
+    }
+    if constexpr (kPrefetch) ahead += (args.steps + kPrefetchSteps - 1) / kPrefetchSteps;
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) {
+      float* c = args.c + (row + r) * args.c_ld + column + v * kLanes;
+      if (kPartial) {
+        hn::StoreN(sums[r][v], d, c, last);
+      } else {
+        hn::StoreU(sums[r][v], d, c);
+      }
+    }
+  }
+}
+
+template <StreamMode kMode, int kRows, int kVectors, bool kPartial, bool kPrefetch>
+HWY_INLINE void Tile(const StreamArgs& args, int row, int column, size_t last) {
+  if constexpr (kMode == StreamMode::kTiles) {
+    StreamTileAsAmx<kRows, kVectors, kPartial, kPrefetch>(args, row, column, last);
+  } else {
+    StreamTile<kMode, kRows, kVectors, kPartial, kPrefetch>(args, row, column, last);
+  }
+}
+
+// kRows rows, all columns. Only the first pass over B prefetches: the others find it in L1 or L2.
+template <StreamMode kMode, int kRows>
+HWY_INLINE void StreamRows(const StreamArgs& args, int row, bool prefetch) {
+  constexpr int kVectors = kMode == StreamMode::kTiles ? kTilesVectors : kTileVectors;
+  constexpr int kColumns = kVectors * static_cast<int>(kLanes);
+  int column = 0;
+  for (; column + kColumns <= args.columns; column += kColumns) {
+    if (prefetch) {
+      Tile<kMode, kRows, kVectors, false, true>(args, row, column, kLanes);
+      prefetch = false;
+    } else {
+      Tile<kMode, kRows, kVectors, false, false>(args, row, column, kLanes);
+    }
+  }
+  for (; column < args.columns; column += static_cast<int>(kLanes)) {
+    const size_t rest = args.columns - column;
+    if (rest >= kLanes) {
+      Tile<kMode, kRows, 1, false, false>(args, row, column, kLanes);
+    } else {
+      Tile<kMode, kRows, 1, true, false>(args, row, column, rest);
+    }
+  }
+}
+
+template <StreamMode kMode>
+void Stream(const StreamArgs& args) {
+  bool prefetch = args.ahead != nullptr;
+  int row = 0;
+  for (; row + kTileRows <= args.rows; row += kTileRows, prefetch = false) {
+    StreamRows<kMode, kTileRows>(args, row, prefetch);
+  }
+  switch (args.rows - row) {
+    case 3:
+      return StreamRows<kMode, 3>(args, row, prefetch);
+    case 2:
+      return StreamRows<kMode, 2>(args, row, prefetch);
+    case 1:
+      return StreamRows<kMode, 1>(args, row, prefetch);
+    default:
+      return;
+  }
+}
+
+void StreamF32(const StreamArgs& args) { Stream<StreamMode::kF32>(args); }
+void StreamWidened(const StreamArgs& args) { Stream<StreamMode::kWidened>(args); }
+void StreamTiles(const StreamArgs& args) { Stream<StreamMode::kTiles>(args); }
+#if HWY_NATIVE_DOT_BF16
+void StreamDotPairs(const StreamArgs& args) { Stream<StreamMode::kDotPairs>(args); }
+bool HasDotPairs() { return true; }
+#else
+void StreamDotPairs(const StreamArgs&) {}
+bool HasDotPairs() { return false; }
+#endif
+bool HasFma() { return HWY_NATIVE_FMA != 0; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnd
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace attnd {
+namespace {
+
+HWY_EXPORT(StreamF32);
+HWY_EXPORT(StreamWidened);
+HWY_EXPORT(StreamTiles);
+HWY_EXPORT(StreamDotPairs);
+HWY_EXPORT(HasDotPairs);
+HWY_EXPORT(HasFma);
+
+}  // namespace
+
+bool StreamModeAvailable(StreamMode mode) {
+  InitIsa();
+  switch (mode) {
+    case StreamMode::kF32:
+    case StreamMode::kWidened:
+      return true;
+    case StreamMode::kDotPairs:
+      return HWY_DYNAMIC_DISPATCH(HasDotPairs)();
+    case StreamMode::kTiles:
+      return HWY_DYNAMIC_DISPATCH(HasFma)();
+  }
+  return false;
+}
+
+void StreamProduct(StreamMode mode, const StreamArgs& args) {
+  InitIsa();
+  switch (mode) {
+    case StreamMode::kF32:
+      return HWY_DYNAMIC_DISPATCH(StreamF32)(args);
+    case StreamMode::kWidened:
+      return HWY_DYNAMIC_DISPATCH(StreamWidened)(args);
+    case StreamMode::kDotPairs:
+      return HWY_DYNAMIC_DISPATCH(StreamDotPairs)(args);
+    case StreamMode::kTiles:
+      return HWY_DYNAMIC_DISPATCH(StreamTiles)(args);
+  }
+}
+
+}  // namespace attnd
+#endif  // HWY_ONCE

@@ -1,0 +1,47 @@
+// Products of few rows with blocks, for decode: a plain loop with one accumulator per output and k in order, which
+// prefetches to L2 along the block list while it multiplies. From memory it is about twice as fast as the ukernel,
+// whose opaque call leaves the hardware prefetchers alone, and on the same operands it gives the same bits.
+#ifndef ATTND_KERNELS_STREAMING_H_
+#define ATTND_KERNELS_STREAMING_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace attnd {
+
+// How a step of B (one row of f32, or one row of bf16 pairs) is multiplied. Each is the order of sums of a ukernel.
+enum class StreamMode : uint8_t {
+  kF32,       // A f32, B f32: one FMA
+  kWidened,   // A f32, B bf16 pairs: two FMAs, as if B had been widened to f32 before
+  kDotPairs,  // A bf16, B bf16 pairs: vdpbf16ps (AVX512_BF16)
+  kTiles,     // A bf16, B bf16 pairs: as AMX's tdpbf16ps; even and odd elements apart in chunks of 32
+};
+
+// Where to prefetch next: one pointer per kPrefetchBytes of the stream that the caller is going to read. A product
+// consumes one per kPrefetchSteps steps of a piece (rounded up).
+inline constexpr int kPrefetchSteps = 8;
+inline constexpr int kPrefetchBytes = 2048;
+
+// c[row][column] = sum over pieces and k of a[row][piece][k] * b[piece][k][column], from zero, in this order.
+struct StreamArgs {
+  const std::byte* a = nullptr;  // row r of piece p is at a + r * a_row_bytes + p * a_piece_bytes
+  size_t a_row_bytes = 0;
+  size_t a_piece_bytes = 0;
+  int rows = 0;
+  const std::byte* const* b = nullptr;  // [pieces] -> [steps][columns] of 32-bit units
+  int pieces = 0;
+  int steps = 0;
+  int columns = 0;  // 1..64
+  float* c = nullptr;
+  size_t c_ld = 0;
+  const std::byte* const* ahead = nullptr;  // or null: no prefetch
+};
+
+// True where this process's Highway target has what the mode needs (kDotPairs: AVX512_BF16).
+bool StreamModeAvailable(StreamMode mode);
+
+void StreamProduct(StreamMode mode, const StreamArgs& args);
+
+}  // namespace attnd
+
+#endif  // ATTND_KERNELS_STREAMING_H_
