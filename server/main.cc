@@ -1,0 +1,94 @@
+// attnd: serves attnd.v1.Attention until SIGTERM or SIGINT, then drains. See --help, or server/flags.cc.
+#include <signal.h>
+
+#include <atomic>
+#include <cstring>
+#include <iostream>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "server/flags.h"
+#include "server/log.h"
+#include "server/metrics.h"
+#include "server/server.h"
+#include "server/version.h"
+
+namespace attnd {
+namespace {
+
+// Blocked before any thread exists, so that all threads leave them to WaitForSignal.
+sigset_t BlockSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  return signals;
+}
+
+int Fail(const std::string& message) {
+  Log(LogLevel::kError, "attnd cannot start", {{"reason", message}});
+  return 1;
+}
+
+// Drains, and hurries if another signal comes meanwhile.
+void DrainOnSignal(const sigset_t& signals, Server* server) {
+  int signal_number = 0;
+  sigwait(&signals, &signal_number);
+  Log(LogLevel::kInfo, "draining",
+      {{"signal", strsignal(signal_number)}, {"timeout", absl::FormatDuration(server->options().drain_timeout)}});
+  std::atomic<bool> drained{false};
+  std::thread hurrier([&] {
+    const timespec period = {.tv_sec = 0, .tv_nsec = 50'000'000};
+    while (!drained.load()) {
+      if (sigtimedwait(&signals, nullptr, &period) > 0) server->Hurry();
+    }
+  });
+  const bool complete = server->Drain();
+  drained.store(true);
+  hurrier.join();
+  Log(complete ? LogLevel::kInfo : LogLevel::kWarning,
+      complete ? "drained: every call was answered" : "drained: calls were cut off by the timeout or a second signal");
+}
+
+int Serve(const Options& options, const sigset_t& signals) {
+  auto server = Server::Start(options);
+  if (!server.ok()) return Fail(std::string(server.status().message()));
+  const std::string metrics_address = (*server)->metrics_address();
+  std::cout << "attnd " << kVersion << " serving on " << (*server)->address()
+            << (metrics_address.empty() ? ", no metrics"
+                                        : absl::StrCat(", metrics on http://", metrics_address, "/metrics"))
+            << std::endl;
+  DrainOnSignal(signals, server->get());
+  return 0;
+}
+
+int Main(int argc, char** argv) {
+  const sigset_t signals = BlockSignals();
+  const CommandLine command_line = ParseCommandLine(argc, argv);
+  switch (command_line.action) {
+    case CommandLine::Action::kNothing:
+      return 0;
+    case CommandLine::Action::kPrintMetricsReference:
+      std::cout << Metrics(BuildInfo{}).Reference();
+      return 0;
+    case CommandLine::Action::kPrintConfig: {
+      const absl::StatusOr<Options> options = ResolveOptions(command_line.options);
+      if (!options.ok()) return Fail(std::string(options.status().message()));
+      PrintConfig(*options, std::cout);
+      return 0;
+    }
+    case CommandLine::Action::kServe:
+      break;
+  }
+  return Serve(command_line.options, signals);
+}
+
+}  // namespace
+}  // namespace attnd
+
+int main(int argc, char** argv) {
+  return attnd::Main(argc, argv);
+}

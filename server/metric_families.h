@@ -1,0 +1,21 @@
+// Metric families that are made when scraped: gauges of the engine, and of this process. Stateless and thread-safe.
+#ifndef ATTND_SERVER_METRIC_FAMILIES_H_
+#define ATTND_SERVER_METRIC_FAMILIES_H_
+
+#include <prometheus/metric_family.h>
+
+#include <vector>
+
+#include "server/engine/engine.h"
+
+namespace attnd {
+
+// Sessions, queue and cache; zeros without an engine.
+void AppendEngineFamilies(const EngineStats& stats, std::vector<prometheus::MetricFamily>* families);
+
+// The process_* metrics that every client library of Prometheus has, from /proc/self.
+void AppendProcessFamilies(std::vector<prometheus::MetricFamily>* families);
+
+}  // namespace attnd
+
+#endif  // ATTND_SERVER_METRIC_FAMILIES_H_

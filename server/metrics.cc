@@ -1,0 +1,270 @@
+#include "server/metrics.h"
+
+#include <prometheus/collectable.h>
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <array>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "server/metric_families.h"
+
+namespace attnd {
+namespace {
+
+using Labels = std::map<std::string, std::string>;
+using prometheus::Counter;
+using prometheus::Gauge;
+using prometheus::Histogram;
+
+constexpr int kPhases = 2;
+constexpr const char* kPhaseNames[kPhases] = {"prefill", "decode"};
+constexpr int kStages = 2;
+constexpr const char* kStageNames[kStages] = {"queued", "computing"};
+constexpr int kMethods = static_cast<int>(std::size(kRpcMethodNames));
+constexpr int kCodes = 17;  // of gRPC, 0..16
+constexpr const char* kCloseReasons[] = {"closed", "expired", "evicted"};
+// Every reason of the wire contract. What is not among them is counted as "other": a series is never made at run time.
+constexpr const char* kErrorReasons[] = {"BAD_CONFIG",        "BAD_PAGE",      "BAD_POSITION",  "BAD_SESSION_ID",
+                                         "BAD_SHAPE",         "CACHE_FULL",    "CLOSED",        "DRAINING",
+                                         "EMPTY_ROW",         "EVICTED",       "EXPIRED",       "MALFORMED",
+                                         "MESSAGE_TOO_LARGE", "NEVER_EXISTED", "NOT_FINITE",    "QUEUE_FULL",
+                                         "SCORE_OVERFLOW",    "SESSION_LIMIT", "TOKEN_MISSING", "TOKEN_UNKNOWN",
+                                         "TOO_MANY_TOKENS",   "other"};
+
+const Histogram::BucketBoundaries& SecondsBuckets() {
+  static const auto& buckets = *new Histogram::BucketBoundaries{
+      1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 50, 60};
+  return buckets;
+}
+
+const Histogram::BucketBoundaries& CountBuckets() {
+  static const auto& buckets = *new Histogram::BucketBoundaries{1,   2,    5,    10,   20,    50,    100,   200,
+                                                                500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
+  return buckets;
+}
+
+}  // namespace
+
+struct Metrics::State {
+  prometheus::Registry registry;
+
+  std::array<Histogram*, kPhases> step_seconds, queue_seconds, compute_seconds;
+  std::array<Counter*, kPhases> tokens;
+  std::array<std::array<Counter*, kCodes>, kMethods> handled;
+  std::array<Histogram*, kMethods> rpc_seconds;
+  std::array<Counter*, kStages> cancelled;
+  std::map<std::string, Counter*, std::less<>> errors, closed;
+  Histogram *batch_segments, *batch_tokens;
+  Counter *created, *kv_read_bytes;
+  Gauge *requests_in_flight, *streams_active, *ready, *draining;
+
+  mutable absl::Mutex mutex;
+  const Engine* engine ABSL_GUARDED_BY(mutex) = nullptr;
+
+  std::shared_ptr<prometheus::Collectable> collectable;
+
+  Counter& AddCounter(const std::string& name, const std::string& help, const Labels& labels = {}) {
+    return prometheus::BuildCounter().Name("attnd_" + name).Help(help).Register(registry).Add(labels);
+  }
+  Gauge& AddGauge(const std::string& name, const std::string& help, const Labels& labels = {}) {
+    return prometheus::BuildGauge().Name("attnd_" + name).Help(help).Register(registry).Add(labels);
+  }
+  Histogram& AddHistogram(const std::string& name, const std::string& help, const Labels& labels,
+                          const Histogram::BucketBoundaries& buckets) {
+    return prometheus::BuildHistogram().Name("attnd_" + name).Help(help).Register(registry).Add(labels, buckets);
+  }
+
+  explicit State(const BuildInfo& build_info);
+  void AddSteps();
+  void AddRpcs();
+  void AddSessions();
+  void AddProcess(const BuildInfo& build_info);
+};
+
+namespace {
+
+// What is scraped: the registry, and the gauges that are read at that moment.
+class Collector final : public prometheus::Collectable {
+ public:
+  using EngineReader = std::function<EngineStats()>;
+  Collector(const prometheus::Registry* registry, EngineReader read_engine)
+      : registry_(registry), read_engine_(std::move(read_engine)) {}
+
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    std::vector<prometheus::MetricFamily> families = registry_->Collect();
+    AppendEngineFamilies(read_engine_(), &families);
+    AppendProcessFamilies(&families);
+    return families;
+  }
+
+ private:
+  const prometheus::Registry* const registry_;
+  const EngineReader read_engine_;
+};
+
+}  // namespace
+
+Metrics::State::State(const BuildInfo& build_info) {
+  AddSteps();
+  AddRpcs();
+  AddSessions();
+  AddProcess(build_info);
+  collectable = std::make_shared<Collector>(&registry, [this] {
+    // Held while the engine is read, so that it cannot end meanwhile. Reading it waits for no computation.
+    absl::MutexLock lock(&mutex);
+    return engine == nullptr ? EngineStats() : engine->stats();
+  });
+}
+
+void Metrics::State::AddSteps() {
+  for (int phase = 0; phase < kPhases; ++phase) {
+    const Labels labels = {{"phase", kPhaseNames[phase]}};
+    step_seconds[phase] = &AddHistogram(
+        "step_duration_seconds", "Time of a step in the engine, from arrival to answer.", labels, SecondsBuckets());
+    queue_seconds[phase] = &AddHistogram("queue_duration_seconds", "Time of a step from arrival to its first compute.",
+                                         labels, SecondsBuckets());
+    compute_seconds[phase] =
+        &AddHistogram("compute_duration_seconds", "Time of a step in compute, all chunks.", labels, SecondsBuckets());
+    tokens[phase] = &AddCounter("tokens_total", "Tokens of steps that were answered.", labels);
+  }
+  batch_segments = &AddHistogram("batch_segments", "Segments computed together.", {}, CountBuckets());
+  batch_tokens = &AddHistogram("batch_tokens", "Tokens computed together.", {}, CountBuckets());
+  kv_read_bytes = &AddCounter("kv_read_bytes_total", "Bytes of keys and values that attention read.");
+  for (int stage = 0; stage < kStages; ++stage) {
+    cancelled[stage] = &AddCounter("cancelled_total", "Requests dropped because their client was gone or out of time.",
+                                   {{"stage", kStageNames[stage]}});
+  }
+}
+
+void Metrics::State::AddRpcs() {
+  for (int method = 0; method < kMethods; ++method) {
+    const std::string name(kRpcMethodNames[method]);
+    for (int code = 0; code < kCodes; ++code) {
+      handled[method][code] =
+          &AddCounter("rpc_handled_total", "RPCs that ended, each counted once.",
+                      {{"method", name}, {"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}});
+    }
+    rpc_seconds[method] =
+        &AddHistogram("rpc_duration_seconds", "Time of an RPC in the server.", {{"method", name}}, SecondsBuckets());
+  }
+  for (const char* reason : kErrorReasons) {
+    errors[reason] = &AddCounter("rejected_total", "Errors that went to clients.", {{"reason", reason}});
+  }
+  requests_in_flight = &AddGauge("requests_in_flight", "Requests received and not yet answered.");
+  streams_active = &AddGauge("streams_active", "Open StepStream calls.");
+}
+
+void Metrics::State::AddSessions() {
+  created = &AddCounter("sessions_created_total", "Sessions created.", {{"origin", "create"}});
+  for (const char* reason : kCloseReasons) {
+    closed[reason] = &AddCounter("sessions_closed_total", "Sessions that ended.", {{"reason", reason}});
+  }
+}
+
+void Metrics::State::AddProcess(const BuildInfo& build_info) {
+  AddGauge("build_info", "1, with what this binary is and computes with.",
+           {{"version", build_info.version}, {"isa", build_info.isa}, {"onednn", build_info.onednn}})
+      .Set(1);
+  ready = &AddGauge("ready", "1 while the server takes new work.");
+  draining = &AddGauge("draining", "1 while the server shuts down.");
+}
+
+Metrics::Metrics(const BuildInfo& build_info) : state_(std::make_unique<State>(build_info)) {}
+Metrics::~Metrics() = default;
+
+void Metrics::SetStatsSource(const Engine* engine) {
+  absl::MutexLock lock(&state_->mutex);
+  state_->engine = engine;
+}
+
+void Metrics::SetReady(bool ready) {
+  state_->ready->Set(ready ? 1 : 0);
+}
+void Metrics::SetDraining(bool draining) {
+  state_->draining->Set(draining ? 1 : 0);
+}
+
+const std::shared_ptr<prometheus::Collectable>& Metrics::collectable() const {
+  return state_->collectable;
+}
+
+std::string Metrics::Text() const {
+  return prometheus::TextSerializer().Serialize(state_->collectable->Collect());
+}
+
+void Metrics::OnStepDone(Phase phase, int64_t tokens, absl::Duration total, absl::Duration queue,
+                         absl::Duration compute) {
+  const int i = static_cast<int>(phase);
+  state_->step_seconds[i]->Observe(absl::ToDoubleSeconds(total));
+  state_->queue_seconds[i]->Observe(absl::ToDoubleSeconds(queue));
+  state_->compute_seconds[i]->Observe(absl::ToDoubleSeconds(compute));
+  state_->tokens[i]->Increment(static_cast<double>(tokens));
+}
+
+void Metrics::OnBatch(int segments, int64_t tokens, int64_t kv_bytes_read) {
+  state_->batch_segments->Observe(segments);
+  state_->batch_tokens->Observe(static_cast<double>(tokens));
+  state_->kv_read_bytes->Increment(static_cast<double>(kv_bytes_read));
+}
+
+void Metrics::OnCancelled(CancelStage stage) {
+  state_->cancelled[static_cast<int>(stage)]->Increment();
+}
+
+void Metrics::OnSessionCreated() {
+  state_->created->Increment();
+}
+
+void Metrics::OnSessionClosed(absl::string_view reason) {
+  const auto counter = state_->closed.find(reason);
+  if (counter != state_->closed.end()) counter->second->Increment();
+}
+
+void Metrics::OnHandled(RpcMethod method, absl::StatusCode code, absl::Duration duration) {
+  const int known_code = static_cast<int>(code) < kCodes ? static_cast<int>(code) : 2;  // UNKNOWN
+  state_->handled[static_cast<int>(method)][known_code]->Increment();
+  state_->rpc_seconds[static_cast<int>(method)]->Observe(absl::ToDoubleSeconds(duration));
+}
+
+void Metrics::OnError(absl::string_view reason) {
+  auto counter = state_->errors.find(reason);
+  if (counter == state_->errors.end()) counter = state_->errors.find("other");
+  counter->second->Increment();
+}
+
+void Metrics::OnRequestsInFlight(int delta) {
+  state_->requests_in_flight->Increment(delta);
+}
+void Metrics::OnStreamsActive(int delta) {
+  state_->streams_active->Increment(delta);
+}
+
+std::string Metrics::Reference() const {
+  std::map<std::string, std::string> rows;
+  for (const prometheus::MetricFamily& family : state_->collectable->Collect()) {
+    std::set<std::string> labels;
+    for (const auto& metric : family.metric) {
+      for (const auto& label : metric.label) labels.insert("`" + label.name + "`");
+    }
+    const char* type = family.type == prometheus::MetricType::Counter     ? "counter"
+                       : family.type == prometheus::MetricType::Histogram ? "histogram"
+                                                                          : "gauge";
+    rows[family.name] =
+        absl::StrCat("| `", family.name, "` | ", type, " | ", absl::StrJoin(labels, ", "), " | ", family.help, " |\n");
+  }
+  std::string table = "| metric | type | labels | what it is |\n| --- | --- | --- | --- |\n";
+  for (const auto& [name, row] : rows) table += row;
+  return table;
+}
+
+}  // namespace attnd

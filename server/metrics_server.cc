@@ -1,0 +1,34 @@
+#include "server/metrics_server.h"
+
+#include <prometheus/exposer.h>
+
+#include <exception>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace attnd {
+
+absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
+    const std::string& address, const std::shared_ptr<prometheus::Collectable>& collectable) {
+  std::unique_ptr<MetricsServer> server(new MetricsServer);
+  server->collectable_ = collectable;
+  try {
+    server->exposer_ = std::make_unique<prometheus::Exposer>(address);
+  } catch (const std::exception&) {
+    return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", address,
+                                               " (--metrics_listen): the port is in use, or the address is not one of "
+                                               "this machine"));
+  }
+  // /metrics holds our families, and the exposer's own under their exposer_ prefix.
+  server->exposer_->RegisterCollectable(server->collectable_);
+  const std::vector<int> ports = server->exposer_->GetListeningPorts();
+  const absl::string_view host = absl::string_view(address).substr(0, address.rfind(':'));
+  server->address_ = ports.empty() ? address : absl::StrCat(host, ":", ports[0]);
+  return server;
+}
+
+MetricsServer::~MetricsServer() = default;
+
+}  // namespace attnd

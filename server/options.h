@@ -1,0 +1,49 @@
+// What attnd can be told, in one struct: flags and their ATTND_ environment twins fill it, tests fill it by hand.
+#ifndef ATTND_SERVER_OPTIONS_H_
+#define ATTND_SERVER_OPTIONS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace attnd {
+
+struct Options {
+  std::string listen = "127.0.0.1:50051";
+  std::string metrics_listen = "127.0.0.1:9464";
+  int64_t kv_cache_bytes = 0;  // 0: half of the memory limit
+  int compute_threads = 0;     // 0: as many as the process may use
+  int64_t max_sessions = 10000;
+  absl::Duration session_idle_ttl = absl::Minutes(10);
+  int64_t max_queue_tokens = 65536;
+  int64_t max_queue_requests = 4096;
+  int64_t prefill_chunk_tokens = 256;
+  int64_t max_message_bytes = int64_t{64} << 20;
+  int64_t max_inflight_bytes = 0;  // 0: an eighth of the memory limit, at least two messages
+  absl::Duration drain_timeout = absl::Seconds(30);
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_client_ca;
+  std::string auth_tokens_file;
+
+  // Tests only; see EngineOptions.
+  bool poison_cache = false;
+  std::function<absl::Status()> compute_hook;
+};
+
+// Replaces what is left open (zeros) by this machine's values. INVALID_ARGUMENT, naming the flag and its value, when a
+// value is out of its range.
+absl::StatusOr<Options> ResolveOptions(Options options);
+
+// "4GiB", "512 MiB", "1.5G", "1000000": a count of bytes with an optional binary (KiB = 1024) or decimal (kB = 1000)
+// unit; a bare K, M, G or T is binary.
+absl::StatusOr<int64_t> ParseBytes(absl::string_view text);
+std::string FormatBytes(int64_t bytes);  // "4GiB" where exact, otherwise plain digits
+
+}  // namespace attnd
+
+#endif  // ATTND_SERVER_OPTIONS_H_

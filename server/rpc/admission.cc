@@ -1,0 +1,43 @@
+#include "server/rpc/admission.h"
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/errors.h"
+
+namespace attnd {
+namespace {
+
+constexpr absl::Duration kRetryDelay = absl::Milliseconds(100);
+
+}  // namespace
+
+absl::Status Admission::Reserve(int64_t bytes) {
+  const int64_t others = bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  if (others == 0 || others + bytes <= max_bytes_) return absl::OkStatus();
+  Release(bytes);
+  return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                   absl::StrCat("the requests that wait hold ", others, " bytes, and ", bytes,
+                                " more would exceed the ", max_bytes_, " allowed (--max_inflight_bytes)"),
+                   {{"inflight_bytes", absl::StrCat(others)}, {"limit_bytes", absl::StrCat(max_bytes_)}}, kRetryDelay);
+}
+
+absl::Status Admission::DrainingError() {
+  return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the server is shutting down and takes no new work");
+}
+
+void Admission::CallBegins() {
+  absl::MutexLock lock(&mutex_);
+  ++calls_;
+}
+
+void Admission::CallEnds() {
+  absl::MutexLock lock(&mutex_);
+  --calls_;
+}
+
+bool Admission::WaitForCalls(absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  const auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return calls_ == 0; };
+  return mutex_.AwaitWithDeadline(absl::Condition(&none), deadline);
+}
+
+}  // namespace attnd

@@ -1,0 +1,144 @@
+#include "server/server.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/cpu_paths.h"
+#include "server/engine/engine.h"
+#include "server/grpc_server.h"
+#include "server/log.h"
+#include "server/metrics.h"
+#include "server/metrics_server.h"
+#include "server/rpc/attention_service.h"
+#include "server/rpc/auth.h"
+#include "server/version.h"
+
+namespace attnd {
+namespace {
+
+// How often a drain looks whether it is to hurry.
+constexpr absl::Duration kHurryPeriod = absl::Milliseconds(50);
+// For answers that are on their way and for calls that never end by themselves (health watches).
+constexpr absl::Duration kShutdownGrace = absl::Milliseconds(200);
+constexpr absl::Duration kHurriedGrace = absl::Milliseconds(20);
+
+EngineOptions MakeEngineOptions(const Options& options) {
+  EngineOptions engine;
+  engine.kv_cache_bytes = options.kv_cache_bytes;
+  engine.compute_threads = options.compute_threads;
+  engine.max_sessions = options.max_sessions;
+  engine.session_idle_ttl = options.session_idle_ttl;
+  engine.max_queue_tokens = options.max_queue_tokens;
+  engine.max_queue_requests = options.max_queue_requests;
+  engine.prefill_chunk_tokens = options.prefill_chunk_tokens;
+  engine.poison_cache = options.poison_cache;
+  engine.compute_hook = options.compute_hook;
+  return engine;
+}
+
+absl::StatusOr<RpcOptions> MakeRpcOptions(const Options& options) {
+  RpcOptions rpc;
+  rpc.version = kVersion;
+  rpc.max_message_bytes = options.max_message_bytes;
+  rpc.max_inflight_bytes = options.max_inflight_bytes;
+  if (options.auth_tokens_file.empty()) return rpc;
+  auto tokens = TokenTable::FromFile(options.auth_tokens_file);
+  if (!tokens.ok()) {
+    return absl::Status(tokens.status().code(), absl::StrCat(tokens.status().message(), " (--auth_tokens_file)"));
+  }
+  rpc.tokens = *std::move(tokens);
+  return rpc;
+}
+
+bool IsLoopback(absl::string_view address) {
+  return absl::StartsWith(address, "127.") || absl::StartsWith(address, "localhost:") ||
+         absl::StartsWith(address, "[::1]:") || absl::StartsWith(address, "unix:");
+}
+
+void WarnOfExposure(const Options& options) {
+  if (IsLoopback(options.listen) || !options.tls_cert.empty()) return;
+  Log(LogLevel::kWarning,
+      options.auth_tokens_file.empty()
+          ? "listening beyond loopback without TLS: anyone who reaches the port can use the service"
+          : "listening beyond loopback without TLS: tokens and tensors can be read on the way",
+      {{"listen", options.listen}});
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& given) {
+  absl::StatusOr<Options> options = ResolveOptions(given);
+  if (!options.ok()) return options.status();
+  absl::StatusOr<RpcOptions> rpc_options = MakeRpcOptions(*options);
+  if (!rpc_options.ok()) return rpc_options.status();
+  // A machine whose products are wrong never gets as far as listening.
+  if (std::string what; !SelfTest(&what)) {
+    return absl::InternalError(absl::StrCat("this machine computes wrong products, nothing is served: ", what));
+  }
+
+  std::unique_ptr<Server> server(new Server);
+  server->options_ = *options;
+  server->metrics_ =
+      std::make_unique<Metrics>(BuildInfo{.version = kVersion, .isa = IsaName(), .onednn = OneDnnVersion()});
+  absl::StatusOr<std::unique_ptr<Engine>> engine = Engine::Create(MakeEngineOptions(*options), server->metrics_.get());
+  if (!engine.ok()) return engine.status();
+  server->engine_ = *std::move(engine);
+  server->metrics_->SetStatsSource(server->engine_.get());
+  server->service_ = std::make_unique<AttentionService>(server->engine_.get(), server->metrics_.get(), *rpc_options);
+
+  if (!options->metrics_listen.empty()) {
+    auto metrics_server = MetricsServer::Start(options->metrics_listen, server->metrics_->collectable());
+    if (!metrics_server.ok()) return metrics_server.status();
+    server->metrics_server_ = *std::move(metrics_server);
+  }
+  WarnOfExposure(*options);
+  auto grpc_server = GrpcServer::Start(*options, server->service_->service());
+  if (!grpc_server.ok()) return grpc_server.status();
+  server->grpc_server_ = *std::move(grpc_server);
+  server->metrics_->SetReady(true);
+  return server;
+}
+
+Server::~Server() {
+  Hurry();
+  if (grpc_server_ != nullptr && !drained_) Drain();
+  metrics_server_.reset();
+  if (metrics_ != nullptr) metrics_->SetStatsSource(nullptr);
+}
+
+const std::string& Server::address() const {
+  return grpc_server_->address();
+}
+
+std::string Server::metrics_address() const {
+  return metrics_server_ == nullptr ? "" : metrics_server_->address();
+}
+
+bool Server::WaitForCalls(absl::Time deadline) {
+  while (!hurry_.load(std::memory_order_acquire)) {
+    const absl::Time next = std::min(deadline, absl::Now() + kHurryPeriod);
+    if (service_->WaitForCalls(next)) return true;
+    if (next == deadline) break;
+  }
+  return service_->WaitForCalls(absl::InfinitePast());
+}
+
+bool Server::Drain() {
+  const absl::Time deadline = absl::Now() + options_.drain_timeout;
+  metrics_->SetReady(false);
+  metrics_->SetDraining(true);
+  grpc_server_->SetServing(false);
+  service_->BeginDrain();
+  const bool complete = WaitForCalls(deadline);
+  // What is left in the engine is answered with UNAVAILABLE, so that every call can end before the server does.
+  engine_->Drain(absl::Now());
+  grpc_server_->Shutdown(hurry_.load(std::memory_order_acquire) ? kHurriedGrace : kShutdownGrace);
+  drained_ = true;
+  return complete;
+}
+
+}  // namespace attnd
