@@ -34,10 +34,10 @@ struct SessionConfig {
   float softmax_scale = 0;
   float softcap = 0;  // 0: none
   bool causal = true;
-  std::vector<float> alibi_slopes;      // empty or num_q_heads
-  std::vector<float> sinks;             // empty or num_q_heads
-  std::vector<int64_t> layer_windows;   // [num_layers], 0: none
-  int64_t max_tokens = 0;               // 0: as the cache allows
+  std::vector<float> alibi_slopes;            // empty or num_q_heads
+  std::vector<float> sinks;                   // empty or num_q_heads
+  std::vector<int64_t> layer_windows;         // [num_layers], 0: none
+  int64_t max_tokens = 0;                     // 0: as the cache allows
   absl::Duration ttl = absl::ZeroDuration();  // zero: the engine's default; infinite: never
   int64_t reserve_tokens = 0;
 };
@@ -152,6 +152,9 @@ struct EngineOptions {
   int64_t max_queue_requests = 4096;
   int64_t prefill_chunk_tokens = 256;  // most prefill tokens computed in one batch
   int64_t max_attend_bytes = 0;        // scratch for stateless calls; 0: an eighth of kv_cache_bytes
+  // Tests only.
+  bool poison_cache = false;                   // fills new and freed blocks with NaN
+  std::function<absl::Status()> compute_hook;  // on the compute thread, in each batch; an error fails its segments
 };
 
 // Read without waiting for compute, e.g. at every scrape.

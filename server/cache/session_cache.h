@@ -1,0 +1,108 @@
+// One session's keys and values: for every layer a length and the table of its blocks, and the account that its memory
+// is drawn from. Also how a step's tokens get in: staged first, and visible only once committed.
+//
+// Staging. Tokens that follow the last one are written in place, behind the layer's length, where nobody looks. A
+// replay, a rewind or an append to a block that is shared goes to fresh blocks (the kept slots are copied). So Commit
+// only swaps table entries and sets the length, cannot fail, and Abort leaves the session as it was, bit for bit.
+//
+// Not thread-safe: the engine's mutex guards it. But while an append is staged, only the thread that staged it may
+// commit, abort or stage, so that thread may read the tables (block, length, Address) without the mutex.
+#ifndef ATTND_SERVER_CACHE_SESSION_CACHE_H_
+#define ATTND_SERVER_CACHE_SESSION_CACHE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "server/cache/block_pool.h"
+
+namespace attnd {
+
+// Tokens [start, start + num_tokens) of a layer on their way in. Blocks from first_fresh on are `fresh`'s, earlier
+// ones the layer's own.
+struct StagedAppend {
+  int layer = 0;
+  int64_t start = 0;
+  int64_t num_tokens = 0;
+  int64_t first_fresh = 0;     // block index
+  int64_t copied_tokens = 0;   // slots of block first_fresh to be copied from the layer's own block of that index
+  std::vector<BlockId> fresh;  // [blocks, num_kv_heads]
+  bool active = false;
+  int64_t length() const { return start + num_tokens; }
+};
+
+class SessionCache {
+ public:
+  // Longest layer: positions and block indices stay far from the ends of 32 bits.
+  static constexpr int64_t kMaxTokens = int64_t{1} << 30;
+
+  SessionCache(BlockPool* pool, size_t block_bytes, int num_layers, int num_kv_heads);
+  ~SessionCache();  // REQUIRES: Release has returned true
+  SessionCache(const SessionCache&) = delete;
+  SessionCache& operator=(const SessionCache&) = delete;
+
+  int num_layers() const { return static_cast<int>(layers_.size()); }
+  int64_t length(int layer) const { return layers_[layer].length; }
+  int64_t longest() const { return longest_; }
+  size_t block_bytes() const { return block_bytes_; }
+  int64_t used_bytes() const { return account_.held * static_cast<int64_t>(block_bytes_); }
+  int64_t reserved_bytes() const {
+    return (account_.held + account_.outstanding()) * static_cast<int64_t>(block_bytes_);
+  }
+
+  // Blocks that `tokens` of one layer take, all kv heads together.
+  int64_t BlocksFor(int64_t tokens) const;
+  // Blocks that the session would hold with `layer` at `tokens`.
+  int64_t BlocksWith(int layer, int64_t tokens) const;
+
+  // Reserves memory for `tokens` of every layer. REQUIRES: nothing was stored or reserved.
+  bool Reserve(int64_t tokens);
+
+  // Blocks that Stage would allocate.
+  int64_t BlocksToStage(int layer, int64_t start, int64_t num_tokens) const;
+  // Takes the memory; false (and nothing changed) when there is none.
+  // REQUIRES: 0 <= start <= length(layer), num_tokens >= 1, nothing else is staged.
+  bool Stage(int layer, int64_t start, int64_t num_tokens, StagedAppend* staged);
+  void Commit(StagedAppend* staged);
+  void Abort(StagedAppend* staged);
+
+  // Drops the tokens from `length` on.
+  void Truncate(int layer, int64_t length);
+  // Drops everything, at most about `max_blocks` at a time; true once nothing is left and the reserve is given back.
+  bool Release(int64_t max_blocks);
+
+  // The layer's own block.
+  BlockId block(int layer, int64_t index, int head) const {
+    return layers_[layer].blocks[index * num_kv_heads_ + head];
+  }
+  // The same, as seen by the queries of a staged append.
+  BlockId block(const StagedAppend& staged, int64_t index, int head) const {
+    if (index < staged.first_fresh) return block(staged.layer, index, head);
+    return staged.fresh[(index - staged.first_fresh) * num_kv_heads_ + head];
+  }
+  std::byte* Address(BlockId id) const { return pool_->Address(id, block_bytes_); }
+
+ private:
+  // 16 bytes for a layer without tokens: idle sessions are many.
+  struct Layer {
+    uint32_t length = 0;
+    uint32_t capacity = 0;              // block indices that `blocks` has room for
+    std::unique_ptr<BlockId[]> blocks;  // [capacity, num_kv_heads]
+  };
+
+  bool IsShared(const Layer& layer, int64_t index) const;
+  void Grow(Layer* layer, int64_t blocks);
+  void SetLength(Layer* layer, int64_t length);
+
+  BlockPool* const pool_;
+  const size_t block_bytes_;
+  const int num_kv_heads_;
+  BlockAccount account_;
+  int64_t longest_ = 0;
+  std::vector<Layer> layers_;
+};
+
+}  // namespace attnd
+
+#endif  // ATTND_SERVER_CACHE_SESSION_CACHE_H_

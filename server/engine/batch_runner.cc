@@ -1,0 +1,231 @@
+#include "server/engine/batch_runner.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/append.h"
+#include "server/engine/errors.h"
+#include "server/engine/finite_check.h"
+
+namespace attnd {
+namespace {
+
+// Waking the other threads takes tens of microseconds: below this, one thread is done sooner.
+constexpr double kInlineUs = 40;
+// Rough speeds of one thread, for that choice alone.
+constexpr double kBytesPerUs = 8e3;
+constexpr double kFlopsPerUs = 5e4;
+
+constexpr int64_t kCheckElements = 1 << 16;
+
+absl::Status NotFiniteError(char tensor, const TensorView& view, int64_t element) {
+  const int64_t row = element / (int64_t{view.heads} * view.dim);
+  const int64_t head = element / view.dim % view.heads;
+  const bool finite = FindNonFinite(view.data + element * DTypeBytes(view.dtype), view.dtype, 1) < 0;
+  return MakeError(absl::StatusCode::kInvalidArgument, "NOT_FINITE",
+                   absl::StrCat(std::string(1, tensor), " row ", row, ", head ", head, ", element ", element % view.dim,
+                                finite ? " is beyond the range of the session's element type" : " is not finite"),
+                   {{"tensor", std::string(1, tensor)},
+                    {"row", absl::StrCat(row)},
+                    {"head", absl::StrCat(head)},
+                    {"element", absl::StrCat(element % view.dim)}});
+}
+
+absl::Status EmptyRowError(int64_t row) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "EMPTY_ROW",
+                   absl::StrCat("query row ", row, " has no allowed key"), {{"row", absl::StrCat(row)}});
+}
+
+absl::Status OverflowError(int64_t row, int head) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "SCORE_OVERFLOW",
+                   absl::StrCat("a score of query row ", row, ", head ", head, " is beyond the range of float"),
+                   {{"row", absl::StrCat(row)}, {"head", absl::StrCat(head)}});
+}
+
+void WriteBlockRows(SegmentRun* run, int64_t begin, int64_t end, int head) {
+  const BlockLayout& layout = *run->layout;
+  const int64_t position = run->kv_start + begin;
+  const int64_t index = position / kBlockTokens;
+  const int slot = static_cast<int>(position % kBlockTokens);
+  std::byte* const block = run->Block(index, head);
+  const bool fresh = run->session == nullptr || index >= run->staged.first_fresh;
+  if (fresh && (begin == 0 || slot == 0)) {  // nothing of this block was written yet
+    InitBlock(layout, block);
+    if (begin == 0 && run->staged.copied_tokens > 0) {
+      const SessionCache& cache = run->session->cache;
+      CopyTokens(layout, cache.Address(cache.block(run->staged.layer, index, head)),
+                 static_cast<int>(run->staged.copied_tokens), block);
+    }
+  }
+  const auto rows = [&](const TensorView& t) {
+    return RowsView{t.row(begin) + size_t(head) * t.dim * DTypeBytes(t.dtype), t.row_bytes(), t.dtype};
+  };
+  WriteTokens(layout, block, slot, static_cast<int>(end - begin), rows(run->k), rows(run->v));
+}
+
+double AttendUs(const AttentionWork& w) {
+  const double dims = w.shape.head_dim + w.shape.value_dim;
+  const double bytes = dims * w.num_keys * w.heads.num_kv_heads * (w.shape.dtype == KvDType::kF32 ? 4 : 2);
+  const double flops = 2.0 * dims * w.num_keys * w.heads.num_q_heads * w.num_queries;
+  return std::max(bytes / kBytesPerUs, flops / kFlopsPerUs);
+}
+
+}  // namespace
+
+BatchRunner::BatchRunner(int threads, std::function<absl::Status()> hook)
+    : pool_(threads), batch_(threads), hook_(std::move(hook)) {}
+
+void BatchRunner::Run(absl::Span<const ChunkWork> chunks) {
+  batch_.Clear();
+  CheckInputs(chunks);
+  WriteRows(chunks);
+  if (hook_) {
+    const absl::Status status = hook_();
+    for (const ChunkWork& chunk : chunks) chunk.run->status.Update(status);
+  }
+  Attend(chunks);
+}
+
+void BatchRunner::ForEach(int64_t tasks, double estimated_us, absl::FunctionRef<void(int64_t, int)> f) {
+  if (estimated_us < kInlineUs) return WorkerPool::RunInline(tasks, f);
+  pool_.Run(tasks, f);
+}
+
+void BatchRunner::AddChecks(SegmentRun* run, Check what, const TensorView& tensor, int64_t rows) {
+  if (tensor.data == nullptr) return;
+  const int64_t elements = rows * tensor.heads * tensor.dim;
+  for (int64_t first = 0; first < elements; first += kCheckElements) {
+    checks_.push_back({run, what, first, std::min(kCheckElements, elements - first), -1});
+  }
+}
+
+// All of a run is checked before its first chunk is computed: a bad number in the last row of a long prefill is told
+// at once, and nothing that cannot be stored is ever written.
+void BatchRunner::CheckInputs(absl::Span<const ChunkWork> chunks) {
+  checks_.clear();
+  for (const ChunkWork& chunk : chunks) {
+    SegmentRun* const run = chunk.run;
+    if (chunk.begin > 0 || !run->status.ok()) continue;
+    AddChecks(run, Check::kQ, run->q, run->num_tokens);
+    AddChecks(run, Check::kK, run->k, run->kv_rows);
+    AddChecks(run, Check::kV, run->v, run->kv_rows);
+    if (run->q.data != nullptr && !run->zero_empty_rows) checks_.push_back({run, Check::kEmptyRow, 0, 0, -1});
+  }
+  double bytes = 0;
+  for (const CheckUnit& unit : checks_) bytes += 4.0 * unit.count;
+  const auto tensor_of = [](const CheckUnit& unit) -> const TensorView& {
+    return unit.what == Check::kQ ? unit.run->q : unit.what == Check::kK ? unit.run->k : unit.run->v;
+  };
+  ForEach(static_cast<int64_t>(checks_.size()), bytes / kBytesPerUs, [&](int64_t task, int) {
+    CheckUnit& unit = checks_[task];
+    if (unit.what == Check::kEmptyRow) {
+      unit.bad = FindEmptyRow(MakeWork({unit.run, 0, unit.run->num_tokens}, nullptr));
+      return;
+    }
+    const TensorView& tensor = tensor_of(unit);
+    const int64_t bad = FindUnstorable(tensor.data + unit.first_element * DTypeBytes(tensor.dtype), tensor.dtype,
+                                       unit.count, unit.run->layout->shape.dtype);
+    if (bad >= 0) unit.bad = unit.first_element + bad;
+  });
+  for (const CheckUnit& unit : checks_) {
+    if (unit.bad < 0) continue;
+    constexpr char kNames[] = {'q', 'k', 'v'};
+    unit.run->status.Update(unit.what == Check::kEmptyRow
+                                ? EmptyRowError(unit.bad)
+                                : NotFiniteError(kNames[static_cast<int>(unit.what)], tensor_of(unit), unit.bad));
+  }
+}
+
+void BatchRunner::WriteRows(absl::Span<const ChunkWork> chunks) {
+  writes_.clear();
+  double bytes = 0;
+  for (const ChunkWork& chunk : chunks) {
+    SegmentRun* const run = chunk.run;
+    const int64_t end = run->RowsToWrite(chunk.end);
+    if (!run->status.ok()) continue;
+    for (int64_t row = run->written_rows; row < end;) {
+      const int64_t next = std::min(end, row + kBlockTokens - (run->kv_start + row) % kBlockTokens);
+      for (int h = 0; h < run->heads.num_kv_heads; h++) writes_.push_back({run, row, next, h});
+      row = next;
+    }
+    bytes += 2.0 * static_cast<double>(end - run->written_rows) * (run->k.row_bytes() + run->v.row_bytes());
+    run->written_rows = std::max(run->written_rows, end);
+  }
+  ForEach(static_cast<int64_t>(writes_.size()), bytes / kBytesPerUs, [&](int64_t task, int) {
+    const WriteUnit& unit = writes_[task];
+    WriteBlockRows(unit.run, unit.begin, unit.end, unit.head);
+  });
+}
+
+AttentionWork BatchRunner::MakeWork(const ChunkWork& chunk, const std::byte* const* blocks) {
+  const SegmentRun& run = *chunk.run;
+  AttentionWork work;
+  work.shape = run.layout->shape;
+  work.heads = run.heads;
+  work.softmax = run.softmax;
+  work.mask = run.mask;
+  work.mask.first_row += chunk.begin;
+  work.num_queries = chunk.end - chunk.begin;
+  work.first_position = run.first_position + chunk.begin;
+  work.num_keys = run.kv_rows > 0 ? run.kv_start + run.RowsToWrite(chunk.end) : run.num_keys;
+  work.num_blocks = (work.num_keys + kBlockTokens - 1) / kBlockTokens;
+  work.blocks = blocks;
+  work.q = run.q.row(chunk.begin);
+  work.q_dtype = run.q.dtype;
+  work.out = run.out + chunk.begin * run.out_row_bytes();
+  work.out_dtype = run.out_dtype;
+  if (run.lse != nullptr) work.lse = run.lse + chunk.begin * run.heads.num_q_heads;
+  return work;
+}
+
+void BatchRunner::Attend(absl::Span<const ChunkWork> chunks) {
+  works_.clear();
+  pieces_.clear();
+  size_t num_blocks = 0;
+  for (const ChunkWork& chunk : chunks) {
+    if (!chunk.run->status.ok() || chunk.run->q.data == nullptr) continue;
+    works_.push_back(&chunk);
+    num_blocks += MakeWork(chunk, nullptr).num_blocks * chunk.run->heads.num_kv_heads;
+    if (chunk.run->weights != nullptr) pieces_.push_back({&chunk, {}});
+  }
+  if (works_.empty()) return;
+  blocks_.clear();
+  blocks_.reserve(num_blocks);  // works point into it
+  double us = 0;
+  auto piece = pieces_.begin();
+  for (const ChunkWork* chunk : works_) {
+    const SegmentRun& run = *chunk->run;
+    AttentionWork work = MakeWork(*chunk, blocks_.data() + blocks_.size());
+    for (int h = 0; h < run.heads.num_kv_heads; h++) {
+      for (int64_t b = 0; b < work.num_blocks; b++) blocks_.push_back(run.Block(b, h));
+    }
+    if (run.weights != nullptr) {
+      piece->weights.resize(work.num_queries * work.num_keys * run.heads.num_q_heads);
+      work.weights = piece->weights.data();
+      ++piece;
+    }
+    us += AttendUs(work);
+    batch_.Add(work);
+  }
+  const int tasks = batch_.Plan();
+  ForEach(tasks, us, [this](int64_t task, int thread) { batch_.Run(static_cast<int>(task), thread); });
+  for (size_t i = 0; i < works_.size(); i++) {
+    const AttentionResult result = batch_.result(static_cast<int>(i));
+    if (result.overflow_row < 0) continue;
+    works_[i]->run->status.Update(OverflowError(works_[i]->begin + result.overflow_row, result.overflow_head));
+  }
+  for (const WeightsPiece& p : pieces_) {
+    const SegmentRun& run = *p.chunk->run;
+    const int64_t rows = p.chunk->end - p.chunk->begin;
+    for (int64_t h = 0; h < run.heads.num_q_heads; h++) {
+      std::memcpy(run.weights + (h * run.num_tokens + p.chunk->begin) * run.num_keys,
+                  p.weights.data() + h * rows * run.num_keys, rows * run.num_keys * sizeof(float));
+    }
+  }
+  pieces_.clear();
+}
+
+}  // namespace attnd

@@ -1,0 +1,76 @@
+// Computes a batch: checks the callers' numbers, writes their keys and values into blocks, attends. Knows nothing of
+// queues, the mutex or who waits for the answer: failures are left in the runs' statuses.
+//
+// Used by the compute thread only.
+#ifndef ATTND_SERVER_ENGINE_BATCH_RUNNER_H_
+#define ATTND_SERVER_ENGINE_BATCH_RUNNER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/attention.h"
+#include "server/engine/job.h"
+#include "server/engine/worker_pool.h"
+
+namespace attnd {
+
+// Rows [begin, end) of a run. Chunks of a run come in order, and a run is in a batch once at most.
+struct ChunkWork {
+  SegmentRun* run = nullptr;
+  int64_t begin = 0, end = 0;
+};
+
+class BatchRunner {
+ public:
+  BatchRunner(int threads, std::function<absl::Status()> hook);
+
+  void Run(absl::Span<const ChunkWork> chunks);
+  int64_t kv_bytes_read() const { return batch_.kv_bytes_read(); }  // by the last Run
+
+ private:
+  enum class Check : uint8_t { kQ, kK, kV, kEmptyRow };
+  // A piece of checking; `bad` is the first bad element of the tensor, or the first empty row.
+  struct CheckUnit {
+    SegmentRun* run;
+    Check what;
+    int64_t first_element, count;
+    int64_t bad;
+  };
+  // Rows [begin, end) of k and v that go into one block.
+  struct WriteUnit {
+    SegmentRun* run;
+    int64_t begin, end;
+    int head;
+  };
+  // A chunk of a run that wants the weights of all its rows: theirs lie apart in the caller's tensor.
+  struct WeightsPiece {
+    const ChunkWork* chunk;
+    std::vector<float> weights;
+  };
+
+  void CheckInputs(absl::Span<const ChunkWork> chunks);
+  void AddChecks(SegmentRun* run, Check what, const TensorView& tensor, int64_t rows);
+  void WriteRows(absl::Span<const ChunkWork> chunks);
+  void Attend(absl::Span<const ChunkWork> chunks);
+  AttentionWork MakeWork(const ChunkWork& chunk, const std::byte* const* blocks);
+  void ForEach(int64_t tasks, double estimated_us, absl::FunctionRef<void(int64_t task, int thread)> f);
+
+  WorkerPool pool_;
+  AttentionBatch batch_;
+  const std::function<absl::Status()> hook_;
+  // Kept from batch to batch for their memory.
+  std::vector<CheckUnit> checks_;
+  std::vector<WriteUnit> writes_;
+  std::vector<const std::byte*> blocks_;
+  std::vector<const ChunkWork*> works_;  // by work index
+  std::vector<WeightsPiece> pieces_;
+};
+
+}  // namespace attnd
+
+#endif  // ATTND_SERVER_ENGINE_BATCH_RUNNER_H_

@@ -1,0 +1,146 @@
+// The engine behind engine.h. One mutex guards everything but tensors and blocks; it is held for bookkeeping only,
+// never while something is computed or a completion is called.
+//
+// Threads: callers'; the compute thread (ComputeLoop: forms batches, computes, commits, completes); the reaper, which
+// expires idle sessions and otherwise sleeps until the next one is due.
+//
+// Invariants
+//   1. A job is in jobs_ and in scheduler_ from Submit until it is finished; each is finished exactly once.
+//   2. A session has at most one started job, and its blocks are freed only when it has none.
+//   3. session.pending counts its jobs in jobs_; a session with pending jobs does not expire.
+#ifndef ATTND_SERVER_ENGINE_ENGINE_IMPL_H_
+#define ATTND_SERVER_ENGINE_ENGINE_IMPL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/synchronization/mutex.h"
+#include "server/cache/block_pool.h"
+#include "server/engine/batch_runner.h"
+#include "server/engine/engine.h"
+#include "server/engine/job.h"
+#include "server/engine/scheduler.h"
+#include "server/engine/session_table.h"
+
+namespace attnd {
+
+class EngineImpl final : public Engine {
+ public:
+  // `pool` is set up by Engine::Create; `observer` may be null.
+  EngineImpl(const EngineOptions& options, EngineObserver* observer, std::unique_ptr<BlockPool> pool);
+  ~EngineImpl() override;
+
+  void CreateSession(SessionConfig config, absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)> done) override;
+  void Submit(StepTask task) override;
+  void SubmitAttend(AttendTask task) override;
+  void RewindSession(std::string session_id, int64_t length,
+                     absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)> done) override;
+  absl::StatusOr<SessionInfo> GetSession(absl::string_view session_id) override;
+  std::vector<SessionInfo> ListSessions(uint64_t after, int limit) override;
+  absl::StatusOr<bool> CloseSession(absl::string_view session_id) override;
+  CapacityEstimate Estimate(const SessionConfig& config) override;
+  EngineStats stats() const override;
+  const EngineOptions& options() const override { return options_; }
+  bool Drain(absl::Time deadline) override;
+
+ private:
+  using SessionPtr = std::shared_ptr<Session>;
+  using SessionDone = absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)>;
+
+  // What is to be done once the mutex is released: completions to call and sessions whose blocks are to be freed.
+  struct Afterwards {
+    std::vector<absl::AnyInvocable<void()>> calls;
+    std::vector<SessionPtr> release;
+  };
+  // A batch on its way: the jobs in it and their parts.
+  struct Plan {
+    std::vector<Job*> jobs;
+    std::vector<bool> is_last;  // by job: nothing is left of it afterwards
+    std::vector<ChunkWork> chunks;
+    int64_t tokens = 0;
+  };
+  struct PendingCreate {
+    std::shared_ptr<const SessionModel> model;
+    SessionDone done;
+  };
+
+  // sessions
+  absl::StatusOr<SessionInfo> OpenSession(std::shared_ptr<const SessionModel> model)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<SessionPtr> FindSession(absl::string_view id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  SessionInfo Describe(const Session& session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleaseBlocks(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CutSession(Session* session, int64_t length) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WakeReaper() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReaperLoop() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // submission
+  absl::Status CheckAccepting(int64_t tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Enqueue(std::unique_ptr<Job> job, bool prefill, int64_t scratch_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status AdmitStep(std::unique_ptr<Job>* job) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Duration QueueRetryDelay() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Reject(const absl::Status& status);
+
+  // compute
+  void ComputeLoop() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool WaitForWork(std::vector<PendingCreate>* creates, Plan* plan, Afterwards* after) ABSL_LOCKS_EXCLUDED(mutex_);
+  void PrepareAndCreate(std::vector<PendingCreate> creates) ABSL_LOCKS_EXCLUDED(mutex_);
+  void FormBatch(Plan* plan, Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartJob(Job* job, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddChunks(Job* job, int64_t begin, int64_t end, Plan* plan);
+  void Compute(Plan* plan) ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndBatch(const Plan& plan, absl::Duration elapsed, Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Commits (status OK) or aborts the job's runs, takes it out of jobs_ and leaves its completion in `after`. The
+  // scheduler must have let go of it.
+  void FinishJob(Job* job, absl::Status status, Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailQueued(const absl::Status& status, Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RunAfterwards(Afterwards after) ABSL_LOCKS_EXCLUDED(mutex_);
+  void LeaveSession(SegmentRun* run, absl::Time now, Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::AnyInvocable<void()> MakeCompletion(std::unique_ptr<Job> job, absl::Status status,
+                                            std::vector<SegmentOutcome> outcomes);
+  void CompleteJob(Job* job, absl::Status status, std::vector<SegmentOutcome> outcomes) ABSL_LOCKS_EXCLUDED(mutex_);
+  void ReportStep(const Job& job, absl::Duration total, absl::Duration queue);
+  bool IsDrained() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return jobs_.empty() && creates_.empty() && !busy_; }
+
+  const EngineOptions options_;
+  EngineObserver* const observer_;  // never null
+  EngineObserver null_observer_;
+  const std::unique_ptr<BlockPool> pool_;  // its methods that are not thread-safe: with mutex_ held
+
+  mutable absl::Mutex mutex_;
+  absl::CondVar work_cv_;    // signalled when the compute thread waits and there is something to do
+  absl::CondVar reaper_cv_;  // signalled when a session expires sooner than the reaper would wake
+  SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
+  Scheduler scheduler_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, std::unique_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<PendingCreate> creates_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_set<uint32_t> prepared_shapes_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_job_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  uint64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 1;
+  absl::Time reaper_wakes_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  double tokens_per_second_ ABSL_GUARDED_BY(mutex_) = 0;  // smoothed
+  bool busy_ ABSL_GUARDED_BY(mutex_) = false;             // the compute thread is not waiting
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // what is left is to be completed with UNAVAILABLE
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  // Copies for stats().
+  std::atomic<int64_t> stat_sessions_{0}, stat_queue_depth_{0}, stat_queue_tokens_{0};
+  std::atomic<bool> stat_draining_{false};
+
+  BatchRunner runner_;  // the compute thread's
+  std::thread reaper_thread_;
+  std::thread compute_thread_;
+};
+
+}  // namespace attnd
+
+#endif  // ATTND_SERVER_ENGINE_ENGINE_IMPL_H_

@@ -1,0 +1,204 @@
+// How work gets into the queue.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/engine_impl.h"
+#include "server/engine/errors.h"
+#include "server/engine/step_plan.h"
+
+namespace attnd {
+namespace {
+
+// Up to this many tokens per segment a step goes into the next batch whole, beside the decodes: draft trees are short.
+constexpr int64_t kDecodeTokens = 8;
+// A stateless call that packs more keys than this takes turns with the prefills.
+constexpr int64_t kDecodeKeys = 512;
+
+bool IsPrefill(const StepTask& step) {
+  return std::any_of(step.segments.begin(), step.segments.end(),
+                     [](const StepSegment& s) { return s.num_tokens > kDecodeTokens; });
+}
+
+SegmentRun MakeAttendRun(const AttendTask& task, const BlockLayout* layout) {
+  SegmentRun run;
+  run.num_tokens = task.num_queries;
+  run.layout = layout;
+  run.heads = task.heads;
+  run.softmax = task.softmax;
+  run.mask = task.mask;
+  run.zero_empty_rows = task.zero_empty_rows;
+  run.q = {task.q, task.q_dtype, task.heads.num_q_heads, task.shape.head_dim};
+  if (task.num_keys > 0) {
+    run.k = {task.k, task.k_dtype, task.heads.num_kv_heads, task.shape.head_dim};
+    run.v = {task.v, task.v_dtype, task.heads.num_kv_heads, task.shape.value_dim};
+  }
+  run.kv_rows = run.num_keys = task.num_keys;
+  run.first_position = task.first_position;
+  run.out = task.out;
+  run.out_dtype = task.out_dtype;
+  run.lse = task.lse;
+  run.weights = task.weights;
+  return run;
+}
+
+}  // namespace
+
+void EngineImpl::Reject(const absl::Status& status) {
+  if (status.code() != absl::StatusCode::kResourceExhausted && status.code() != absl::StatusCode::kUnavailable) return;
+  observer_->OnRejected(GetErrorDetails(status).reason);
+}
+
+absl::Duration EngineImpl::QueueRetryDelay() const {
+  if (tokens_per_second_ <= 0) return absl::Milliseconds(100);
+  const absl::Duration backlog = absl::Seconds(scheduler_.queued_tokens() / tokens_per_second_);
+  return std::clamp(backlog, absl::Milliseconds(10), absl::Seconds(10));
+}
+
+absl::Status EngineImpl::CheckAccepting(int64_t tokens) {
+  if (draining_) {
+    return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the server is shutting down");
+  }
+  if (scheduler_.HasRoom(tokens)) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                   absl::StrCat("the queue holds ", scheduler_.queued_items(), " requests of ",
+                                scheduler_.queued_tokens(), " tokens; its limits are ", options_.max_queue_requests,
+                                " and ", options_.max_queue_tokens, ", the request has ", tokens),
+                   {{"queued_requests", absl::StrCat(scheduler_.queued_items())},
+                    {"queued_tokens", absl::StrCat(scheduler_.queued_tokens())}},
+                   QueueRetryDelay());
+}
+
+void EngineImpl::Enqueue(std::unique_ptr<Job> job, bool prefill, int64_t scratch_bytes) {
+  job->id = next_job_id_++;
+  job->arrival = absl::Now();
+  Scheduler::Item item;
+  item.id = job->id;
+  item.tokens = job->tokens;
+  item.prefill = prefill;
+  item.deadline = job->deadline;
+  item.scratch_bytes = scratch_bytes;
+  for (SegmentRun& run : job->runs) {
+    if (run.session == nullptr || !run.status.ok()) continue;
+    run.in_lane = true;
+    run.session->pending++;
+    item.lanes.push_back(run.session->sequence);
+  }
+  scheduler_.Add(std::move(item));
+  jobs_.emplace(job->id, std::move(job));
+  stat_queue_depth_ = scheduler_.queued_items();
+  stat_queue_tokens_ = scheduler_.queued_tokens();
+  if (!busy_) work_cv_.Signal();
+}
+
+// Takes the job if the step is to be computed; leaves it, with its runs' statuses, when every segment has failed.
+absl::Status EngineImpl::AdmitStep(std::unique_ptr<Job>* job) {
+  const StepTask& step = (*job)->step;
+  absl::Status status = ValidateStepForm(step);
+  if (!status.ok()) return status;
+  std::vector<SegmentRun>& runs = (*job)->runs;
+  runs.resize(step.segments.size());
+  absl::MutexLock lock(&mutex_);
+  for (size_t i = 0; i < runs.size(); i++) {
+    absl::StatusOr<SessionPtr> session = FindSession(step.segments[i].session_id);
+    if (session.ok()) {
+      runs[i].session = *std::move(session);
+    } else {
+      runs[i].status = session.status();
+    }
+  }
+  status = ValidateStepShapes(step, options_.kv_cache_bytes, absl::MakeSpan(runs));
+  if (!status.ok()) return status;
+  (*job)->tokens = runs.back().first_token + runs.back().num_tokens;
+  status = CheckAccepting((*job)->tokens);
+  if (!status.ok() || (*job)->AllFailed()) return status;
+  const bool prefill = IsPrefill(step);
+  Enqueue(std::move(*job), prefill, 0);
+  return absl::OkStatus();
+}
+
+void EngineImpl::Submit(StepTask task) {
+  auto job = std::make_unique<Job>();
+  job->kind = Job::Kind::kStep;
+  job->deadline = task.deadline;
+  job->cancel = task.cancel;
+  job->step = std::move(task);
+  const absl::Status status = AdmitStep(&job);
+  if (job == nullptr) return;
+  Reject(status);
+  StepOutcome outcome;
+  outcome.status = status;
+  if (status.ok()) {
+    for (const SegmentRun& run : job->runs) {
+      Reject(run.status);
+      outcome.segments.push_back({run.status, 0, 0});
+    }
+  }
+  job->step.done(std::move(outcome));
+}
+
+void EngineImpl::SubmitAttend(AttendTask task) {
+  absl::Status status;
+  const KvDType dtype = task.shape.dtype;
+  if (dtype != KvDType::kF32 && dtype != KvDType::kBf16) {
+    status = MakeError(absl::StatusCode::kInvalidArgument, "BAD_CONFIG",
+                       "kv_dtype F16 and INT8 are not available in this version: use F32 or BF16");
+    return task.done(status, absl::ZeroDuration(), absl::ZeroDuration());
+  }
+  const BlockLayout layout(task.shape);
+  const int64_t blocks = (task.num_keys + kBlockTokens - 1) / kBlockTokens * task.heads.num_kv_heads;
+  const int64_t scratch = blocks * static_cast<int64_t>(layout.block_bytes);
+  if (scratch > options_.max_attend_bytes) {
+    status =
+        MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_TOKENS",
+                  absl::StrCat("the call needs ", scratch, " bytes of scratch memory for its keys and values, the ",
+                               "limit is ", options_.max_attend_bytes),
+                  {{"requested", absl::StrCat(scratch)}, {"limit", absl::StrCat(options_.max_attend_bytes)}});
+  } else {
+    auto job = std::make_unique<Job>();
+    job->kind = Job::Kind::kAttend;
+    job->tokens = task.num_queries;
+    job->deadline = task.deadline;
+    job->cancel = task.cancel;
+    job->attend_layout = layout;
+    job->runs.push_back(MakeAttendRun(task, &*job->attend_layout));
+    const bool prefill = task.num_queries > kDecodeTokens || task.num_keys > kDecodeKeys;
+    absl::MutexLock lock(&mutex_);
+    status = CheckAccepting(job->tokens);
+    if (status.ok()) {
+      job->attend = std::move(task);
+      return Enqueue(std::move(job), prefill, scratch);
+    }
+  }
+  Reject(status);
+  task.done(status, absl::ZeroDuration(), absl::ZeroDuration());
+}
+
+void EngineImpl::RewindSession(std::string session_id, int64_t length, SessionDone done) {
+  absl::StatusOr<SessionInfo> result;
+  {
+    absl::MutexLock lock(&mutex_);
+    absl::StatusOr<SessionPtr> found = FindSession(session_id);
+    absl::Status status = found.status();
+    if (status.ok()) status = CheckAccepting(0);
+    if (status.ok() && (*found)->pending > 0) {  // behind its queued steps
+      auto job = std::make_unique<Job>();
+      job->kind = Job::Kind::kRewind;
+      job->rewind_length = length;
+      job->rewind_done = std::move(done);
+      job->runs.emplace_back().session = *std::move(found);
+      return Enqueue(std::move(job), false, 0);
+    }
+    if (status.ok()) status = CutSession(found->get(), length);
+    if (status.ok()) {
+      sessions_.Touch(found->get(), absl::Now());
+      result = Describe(**found);
+    } else {
+      result = status;
+    }
+  }
+  Reject(result.status());
+  done(std::move(result));
+}
+
+}  // namespace attnd

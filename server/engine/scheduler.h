@@ -1,0 +1,105 @@
+// Decides what is computed next. Pure: no clock, no mutex, no threads, and nothing of tensors; the caller adds items,
+// asks for batches with the time of its choice and says when an item is finished.
+//
+// Behaviour
+//   - An item waits in the lanes (sessions) that it names, first come first served in each. It is ready when it is at
+//     the head of all of them and keeps that place until it is finished: the items of a lane never overlap or overtake.
+//   - Continuous batching: a batch takes every ready decode item, whole. Prefill items share a budget of tokens per
+//     batch, in turns, so they come in chunks and decodes never wait for more than one batch.
+//   - Cancelled and expired items are dropped when a batch is formed, between the chunks of a prefill too.
+//   - The queue (items that have not started) is bounded in tokens and in items. An item larger than the token bound
+//     is taken when nothing else waits: it could never come in otherwise.
+//   - Items that need scratch memory start, in order, when theirs fits beside that of the running ones.
+#ifndef ATTND_SERVER_ENGINE_SCHEDULER_H_
+#define ATTND_SERVER_ENGINE_SCHEDULER_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
+#include "absl/time/time.h"
+
+namespace attnd {
+
+class Scheduler {
+ public:
+  struct Limits {
+    int64_t queue_tokens = 0;
+    int64_t queue_items = 0;
+    int64_t prefill_chunk_tokens = 0;  // of all prefill items of a batch together
+    int64_t scratch_bytes = 0;
+  };
+  struct Item {
+    uint64_t id = 0;
+    int64_t tokens = 0;
+    bool prefill = false;                    // may be cut into chunks
+    absl::InlinedVector<uint64_t, 1> lanes;  // distinct
+    absl::Time deadline = absl::InfiniteFuture();
+    int64_t scratch_bytes = 0;  // <= Limits::scratch_bytes
+  };
+  struct Chunk {
+    uint64_t id = 0;
+    int64_t begin = 0, end = 0;  // of the item's tokens
+    bool last = false;
+  };
+  struct Drop {
+    uint64_t id = 0;
+    bool cancelled = false;  // false: its deadline passed
+  };
+  struct Batch {
+    std::vector<Drop> dropped;  // already out of the scheduler
+    std::vector<Chunk> chunks;
+  };
+
+  explicit Scheduler(const Limits& limits) : limits_(limits) {}
+
+  bool HasRoom(int64_t tokens) const;
+  // REQUIRES: the id is new; HasRoom (not checked here: internal work goes in regardless).
+  void Add(Item item);
+  Batch Form(absl::Time now, absl::FunctionRef<bool(uint64_t id)> is_cancelled);
+  // Takes an item out, whatever its state: finished, failed or given up.
+  void Finish(uint64_t id);
+
+  bool has_ready() const { return !decodes_.empty() || !prefills_.empty(); }
+  int64_t queued_items() const { return queued_items_; }    // not started
+  int64_t queued_tokens() const { return queued_tokens_; }  // theirs
+  int64_t size() const { return static_cast<int64_t>(items_.size()); }
+
+ private:
+  struct Entry {
+    Item item;
+    size_t lanes_ahead = 0;  // lanes in which others are ahead
+    bool started = false;
+    int64_t done_tokens = 0;
+  };
+  // Most items are alone in their lane.
+  using Lane = absl::InlinedVector<Entry*, 1>;
+
+  static constexpr int64_t kMinChunkTokens = 64;
+
+  void MakeReady(Entry* entry);
+  bool DropIfStale(Entry* entry, absl::Time now, absl::FunctionRef<bool(uint64_t)> is_cancelled, Batch* batch);
+  bool StartFits(const Entry& entry, bool* scratch_blocked) const;
+  void Start(Entry* entry);
+  void FormDecodes(absl::Time now, absl::FunctionRef<bool(uint64_t)> is_cancelled, Batch* batch);
+  void FormPrefills(absl::Time now, absl::FunctionRef<bool(uint64_t)> is_cancelled, Batch* batch);
+  void Erase(Entry* entry);
+
+  const Limits limits_;
+  absl::flat_hash_map<uint64_t, std::unique_ptr<Entry>> items_;
+  absl::flat_hash_map<uint64_t, Lane> lanes_;
+  // Ready: not started decodes, and prefills with tokens left, in the order of their turns.
+  std::deque<Entry*> decodes_;
+  std::deque<Entry*> prefills_;
+  int64_t queued_items_ = 0;
+  int64_t queued_tokens_ = 0;
+  int64_t running_scratch_bytes_ = 0;
+};
+
+}  // namespace attnd
+
+#endif  // ATTND_SERVER_ENGINE_SCHEDULER_H_

@@ -1,0 +1,52 @@
+// A session as the engine keeps it.
+#ifndef ATTND_SERVER_ENGINE_SESSION_H_
+#define ATTND_SERVER_ENGINE_SESSION_H_
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "kernels/block_layout.h"
+#include "server/cache/session_cache.h"
+#include "server/engine/engine.h"
+#include "server/engine/session_id.h"
+
+namespace attnd {
+
+// Why a session is gone; kNone while it is open.
+enum class GoneReason : uint8_t { kNone, kClosed, kExpired, kEvicted };
+
+// What sessions of equal configuration share.
+struct SessionModel {
+  SessionConfig config;
+  BlockLayout layout;
+  explicit SessionModel(SessionConfig c) : config(std::move(c)), layout(config.shape) {}
+};
+
+// Guarded by the engine's mutex, but for `model` and the ids, which never change, and for the cache's tables while a
+// step runs (session_cache.h). Kept alive by the table and by every queued step.
+struct Session {
+  Session(SessionId session_id, uint64_t session_sequence, std::shared_ptr<const SessionModel> session_model,
+          BlockPool* pool)
+      : id(session_id),
+        sequence(session_sequence),
+        model(std::move(session_model)),
+        cache(pool, model->layout.block_bytes, model->config.num_layers, model->config.heads.num_kv_heads) {}
+
+  const SessionId id;
+  const uint64_t sequence;  // creation order; its lane in the scheduler
+  const std::shared_ptr<const SessionModel> model;
+  SessionCache cache;
+
+  GoneReason gone = GoneReason::kNone;
+  int pending = 0;       // jobs that are queued or running
+  bool running = false;  // one of them has started: its blocks are being read
+  absl::Time create_time;
+  absl::Time idle_since;                       // end of the last job
+  absl::Time expiry = absl::InfiniteFuture();  // its entry in the table's order of expiry; infinite: none
+};
+
+}  // namespace attnd
+
+#endif  // ATTND_SERVER_ENGINE_SESSION_H_
