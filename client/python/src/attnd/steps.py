@@ -1,0 +1,158 @@
+"""Building a step's request and reading its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import AttndError, error_of_segment
+from .results import StepResult
+from .tensors import DTYPES, WireTensor, choice, decode, encode, encode_mask
+from .v1 import attnd_pb2 as pb
+
+EMPTY_ROWS = {"reject": pb.EMPTY_ROWS_REJECT, "zero": pb.EMPTY_ROWS_ZERO}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One session's part of a step.
+
+    Attributes:
+        session_id: of the session, or a ``Session``.
+        num_tokens: >= 1.
+        start_position: of the first token. None: append. The layer's length: append. Such that the part ends exactly at
+            the layer's length: a replay, so a lost answer can be asked for again. Lower: only with ``rewind``.
+        rewind: cut the layer to start_position first.
+        mask: bool [num_tokens, num_tokens], allowed pairs among the new tokens; tokens before them are not affected.
+    """
+
+    session_id: Any
+    num_tokens: int
+    start_position: int | None = None
+    rewind: bool = False
+    mask: Any = None
+
+    def message(self) -> pb.Segment:
+        session_id = getattr(self.session_id, "session_id", self.session_id)
+        mask = None
+        if self.mask is not None:
+            mask = encode_mask("mask", self.mask, (self.num_tokens, self.num_tokens))
+        return pb.Segment(
+            session_id=session_id,
+            num_tokens=self.num_tokens,
+            start_position=self.start_position,
+            rewind=self.rewind,
+            mask=mask,
+        )
+
+
+@dataclass(frozen=True)
+class StepTensors:
+    """Q, K and V of all segments; None where the step has none."""
+
+    q: WireTensor | None
+    k: WireTensor | None
+    v: WireTensor | None
+
+    @staticmethod
+    def encode(q: Any, k: Any, v: Any) -> StepTensors:
+        """Raises ValueError when the tensors do not make a step, or disagree with each other."""
+        if (k is None) != (v is None):
+            raise ValueError("k and v come together: both, or neither (attend only)")
+        if q is None and k is None:
+            raise ValueError("a step has q (attend only), k and v (append only), or all three")
+        tensors = {name: encode(name, value) for name, value in (("q", q), ("k", k), ("v", v)) if value is not None}
+        for name, tensor in tensors.items():
+            if len(tensor.shape) != 3:
+                raise ValueError(f"{name} has shape {list(tensor.shape)}; [tokens, heads, dim] is needed")
+        counts = {name: tensor.shape[0] for name, tensor in tensors.items()}
+        if len(set(counts.values())) > 1:
+            raise ValueError("; ".join(f"{name} has {count} tokens" for name, count in counts.items()))
+        result = StepTensors(tensors.get("q"), tensors.get("k"), tensors.get("v"))
+        result._check_agreement()
+        return result
+
+    @property
+    def num_tokens(self) -> int:
+        tensor = self.q or self.k
+        return tensor.shape[0] if tensor else 0
+
+    def _check_agreement(self) -> None:
+        if self.k is not None and self.v is not None and self.k.shape[1] != self.v.shape[1]:
+            raise ValueError(f"k has {self.k.shape[1]} heads and v has {self.v.shape[1]}")
+        if self.q is not None and self.k is not None and self.q.shape[2] != self.k.shape[2]:
+            raise ValueError(f"q has head_dim {self.q.shape[2]} and k has {self.k.shape[2]}")
+
+    def check_heads(self, num_q_heads: int, num_kv_heads: int, head_dim: int, value_dim: int) -> None:
+        """Raises ValueError for another shape: [heads, tokens, dim], say, would have the right number of bytes."""
+        expected = {"q": (num_q_heads, head_dim), "k": (num_kv_heads, head_dim), "v": (num_kv_heads, value_dim)}
+        for name, (heads, dim) in expected.items():
+            tensor: WireTensor | None = getattr(self, name)
+            if tensor is not None and tensor.shape[1:] != (heads, dim):
+                raise ValueError(f"{name} has shape {list(tensor.shape)}; the session needs [tokens, {heads}, {dim}]")
+
+
+def step_request(
+    layer: int,
+    segments: Sequence[Segment],
+    tensors: StepTensors,
+    *,
+    empty_rows: str = "reject",
+    return_lse: bool = False,
+    out_dtype: str | None = None,
+) -> pb.StepRequest:
+    return pb.StepRequest(
+        layer=layer,
+        segments=[segment.message() for segment in segments],
+        q=tensors.q.message() if tensors.q else None,
+        k=tensors.k.message() if tensors.k else None,
+        v=tensors.v.message() if tensors.v else None,
+        empty_rows=choice("empty_rows", empty_rows, EMPTY_ROWS),
+        return_lse=return_lse,
+        out_dtype=choice("out_dtype", out_dtype, DTYPES) if out_dtype is not None else pb.DTYPE_UNSPECIFIED,
+    )
+
+
+def is_replayable(request: pb.StepRequest) -> bool:
+    """Whether the step can be sent twice: the server sees from the positions that it was done already."""
+    return all(segment.HasField("start_position") for segment in request.segments)
+
+
+def segment_error(result: pb.SegmentResult) -> AttndError | None:
+    return error_of_segment(result.status) if result.HasField("status") and result.status.code else None
+
+
+def step_results(request: pb.StepRequest, answer: pb.StepResponse, tensors: StepTensors) -> list[StepResult]:
+    """One result per segment, in the request's order."""
+    tokens = sum(segment.num_tokens for segment in request.segments)
+    out = lse = None
+    if tensors.q is not None:
+        heads = tensors.q.shape[1]
+        out = _rows(answer.out, tokens, heads)
+        if request.return_lse:
+            lse = _rows(answer.lse, tokens, heads)[..., 0]
+    results = []
+    start = 0
+    for segment, result in zip(request.segments, answer.segments, strict=True):
+        part = slice(start, start + segment.num_tokens)
+        start += segment.num_tokens
+        results.append(
+            StepResult(
+                start_position=result.start_position,
+                length=result.length,
+                queue_seconds=answer.timing.queue_ns * 1e-9,
+                compute_seconds=answer.timing.compute_ns * 1e-9,
+                error=segment_error(result),
+                _out=None if out is None else out[part],
+                _lse=None if lse is None else lse[part],
+            )
+        )
+    return results
+
+
+def _rows(tensor: pb.Tensor, tokens: int, heads: int) -> np.ndarray[Any, Any]:
+    """[tokens, heads, dim], the dim being what the number of bytes leaves."""
+    return decode(tensor, (tokens, heads, -1))

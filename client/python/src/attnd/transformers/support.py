@@ -1,0 +1,35 @@
+"""Which models can keep their cache remotely. What would silently differ is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Layers whose state is K and V of every token; windows are applied by the server.
+ATTENTION_LAYERS = ("full_attention", "sliding_attention")
+
+
+def check_supported(model: Any) -> None:
+    """Raises NotImplementedError that names the model and what is missing."""
+    name = type(model).__name__
+    if not hasattr(model, "set_attn_implementation") or not hasattr(model, "config"):
+        raise TypeError(f"{name} is not a transformers model")
+    if not model._can_set_attn_implementation():
+        raise NotImplementedError(
+            f"{name} does not call its attention through transformers' attention interface, so it cannot run in attnd"
+        )
+    config = model.config.get_text_config(decoder=True)
+    if getattr(model.config, "is_encoder_decoder", False) or getattr(config, "is_encoder_decoder", False):
+        raise NotImplementedError(f"{name} is an encoder-decoder model; its two caches are not supported")
+    if not getattr(config, "is_causal", True):
+        raise NotImplementedError(f"{name} is configured as not causal")
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - set(ATTENTION_LAYERS))
+    if others:
+        raise NotImplementedError(
+            f"{name} has layers of type {', '.join(others)}; only K and V of attention are supported"
+        )
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise NotImplementedError(f"{name} has layers that share the K and V of others (num_kv_shared_layers)")
+
+
+def num_layers(model: Any) -> int:
+    return int(model.config.get_text_config(decoder=True).num_hidden_layers)
