@@ -23,18 +23,18 @@ struct RetryPolicy {
 
 struct TlsOptions {
   bool enabled = false;
-  std::string root_certificates;   // PEM; empty: the system's
-  std::string client_certificate;  // PEM chain, with client_key, where the server asks for one
-  std::string client_key;          // PEM
-  std::string server_name;         // expected in the certificate, when it is not the target's host
+  std::string root_certificates = {};   // PEM; empty: the system's
+  std::string client_certificate = {};  // PEM chain, with client_key, where the server asks for one
+  std::string client_key = {};          // PEM
+  std::string server_name = {};         // expected in the certificate, when it is not the target's host
 };
 
 struct ClientOptions {
   std::string target = "127.0.0.1:50051";  // host:port, or any gRPC target
-  TlsOptions tls;
+  TlsOptions tls = {};
   // Sent as "authorization: Bearer ..." with every call. Without TLS it would travel in the clear, so Connect refuses
   // that beyond loopback unless it is allowed explicitly.
-  std::string bearer_token;
+  std::string bearer_token = {};
   bool allow_token_without_tls = false;
   // Deadline of every call that names none: a paused or unreachable server is DEADLINE_EXCEEDED after this long,
   // never an endless wait.
@@ -45,13 +45,13 @@ struct ClientOptions {
   // Idle and busy connections are probed this often and given up after as long without an answer. The server's
   // smallest tolerated interval is below 10 s.
   absl::Duration keepalive = absl::Seconds(10);
-  RetryPolicy retry;
-  std::string user_agent;  // put before gRPC's own
+  RetryPolicy retry = {};
+  std::string user_agent = {};  // put before gRPC's own
 };
 
 struct CallOptions {
   absl::Duration timeout = absl::ZeroDuration();  // zero: the client's default_timeout
-  std::stop_token stop;                           // requesting a stop cancels the call: CANCELLED
+  std::stop_token stop = {};                      // requesting a stop cancels the call: CANCELLED
 };
 
 }  // namespace attnd::client

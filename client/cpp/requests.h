@@ -16,26 +16,26 @@ namespace attnd::client {
 
 // One session's part of a step.
 struct Segment {
-  std::string session_id;
+  std::string session_id = {};
   int64_t num_tokens = 0;  // >= 1
   // Position of the first token. Unset: append. The layer's length: append. Ending exactly at the layer's length: a
   // replay, the same place is rewritten. Lower, with `rewind`: the layer is cut there first. State it where you know
   // it: a step whose segments all state it can be retried safely, and then the client does.
-  std::optional<int64_t> start_position;
+  std::optional<int64_t> start_position = {};
   bool rewind = false;
-  BitMask mask;  // [num_tokens, num_tokens] among the new tokens; empty: none
+  BitMask mask = {};  // [num_tokens, num_tokens] among the new tokens; empty: none
 };
 
 // One layer of one or more sessions that have the same heads and dims.
 struct StepRequest {
   int layer = 0;
-  std::vector<Segment> segments;
-  TensorView q;  // [tokens, num_q_heads, head_dim]; absent: append only
-  TensorView k;  // [tokens, num_kv_heads, head_dim]; K and V absent: attend only
-  TensorView v;  // [tokens, num_kv_heads, value_dim]
+  std::vector<Segment> segments = {};
+  TensorView q = {};  // [tokens, num_q_heads, head_dim]; absent: append only
+  TensorView k = {};  // [tokens, num_kv_heads, head_dim]; K and V absent: attend only
+  TensorView v = {};  // [tokens, num_kv_heads, value_dim]
   EmptyRows empty_rows = EmptyRows::kReject;
   bool return_lse = false;
-  std::optional<DType> out_dtype;  // default: q's
+  std::optional<DType> out_dtype = {};  // default: q's
 };
 
 struct SegmentResult {
@@ -61,18 +61,18 @@ struct AttendRequest {
   int num_kv_heads = 1;
   int head_dim = 1;
   int value_dim = 0;  // 0 means head_dim
-  TensorView q;       // [num_queries, num_q_heads, head_dim]
-  TensorView k;       // [num_keys, num_kv_heads, head_dim]
-  TensorView v;       // [num_keys, num_kv_heads, value_dim]
-  SoftmaxOptions softmax;
+  TensorView q = {};  // [num_queries, num_q_heads, head_dim]
+  TensorView k = {};  // [num_keys, num_kv_heads, head_dim]
+  TensorView v = {};  // [num_keys, num_kv_heads, value_dim]
+  SoftmaxOptions softmax = {};
   // Position of query row 0 among the keys; causal and window with unequal counts need it.
-  std::optional<int64_t> query_offset;
-  BitMask mask;  // [num_queries, num_keys]
+  std::optional<int64_t> query_offset = {};
+  BitMask mask = {};  // [num_queries, num_keys]
   EmptyRows empty_rows = EmptyRows::kReject;
   KvDType kv_dtype = KvDType::kF32;  // the arithmetic: as a session of that dtype would answer
   bool return_lse = false;
   bool return_weights = false;
-  std::optional<DType> out_dtype;  // default: q's
+  std::optional<DType> out_dtype = {};  // default: q's
 };
 
 struct AttendResult {

@@ -20,13 +20,13 @@ class Client;
 
 // Options of one step of a handle.
 struct StepOptions {
-  std::optional<int64_t> start_position;  // see Segment
+  std::optional<int64_t> start_position = {};  // see Segment
   bool rewind = false;
-  BitMask mask;
+  BitMask mask = {};
   EmptyRows empty_rows = EmptyRows::kReject;
   bool return_lse = false;
-  std::optional<DType> out_dtype;
-  CallOptions call;
+  std::optional<DType> out_dtype = {};
+  CallOptions call = {};
 };
 
 // Made by Client::CreateSession and Client::OpenSession. Movable, not copyable. It keeps its connection alive. Steps

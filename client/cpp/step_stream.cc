@@ -35,13 +35,9 @@ absl::StatusOr<StepResult> ToResult(v1::StepResponse&& response) {
 StepStream::Impl::Impl(std::shared_ptr<internal::Transport> transport, const StepStreamOptions& options)
     : transport_(std::move(transport)), options_(Sanitised(options, *transport_)) {}
 
-std::shared_ptr<StepStream::Impl> StepStream::Impl::Open(std::shared_ptr<internal::Transport> transport,
+std::unique_ptr<StepStream::Impl> StepStream::Impl::Open(std::shared_ptr<internal::Transport> transport,
                                                          const StepStreamOptions& options) {
-  std::shared_ptr<Impl> impl(new Impl(std::move(transport), options));
-  {
-    absl::MutexLock lock(&impl->mutex_);
-    impl->self_ = impl;
-  }
+  std::unique_ptr<Impl> impl(new Impl(std::move(transport), options));
   // The stream as a whole may live for days, so it has no deadline of its own: every wait on it has one instead.
   impl->transport_->Prepare(impl->context_);
   impl->transport_->stub().async()->StepStream(&impl->context_, impl.get());
@@ -112,10 +108,11 @@ void StepStream::Impl::OnWriteDone(bool ok) {
 }
 
 void StepStream::Impl::OnDone(const grpc::Status& status) {
-  std::shared_ptr<Impl> self;  // destroyed after the lock
-  absl::MutexLock lock(&mutex_);
-  self = std::move(self_);
-  EndLocked(internal::FromGrpc(status));
+  {
+    absl::MutexLock lock(&mutex_);
+    EndLocked(internal::FromGrpc(status));
+  }
+  done_.Notify();  // the object may be gone from here on
 }
 
 void StepStream::Impl::EndLocked(const absl::Status& status) {
@@ -128,11 +125,10 @@ void StepStream::Impl::EndLocked(const absl::Status& status) {
   queue_.clear();
 }
 
-void StepStream::Impl::Cancel(absl::Status status) {
+void StepStream::Impl::Cancel(const absl::Status& status) {
   NextWrite next;
   {
     absl::MutexLock lock(&mutex_);
-    if (ended_ && self_ == nullptr) return;
     EndLocked(status);
     half_closed_ = true;
     next = PrepareWrite();
@@ -212,9 +208,13 @@ absl::Status StepStream::Impl::Finish() {
 
 // ---- the handle
 
+StepStream::StepStream(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
 StepStream::~StepStream() {
   impl_->Cancel(absl::CancelledError("the stream was destroyed"));
+  impl_->WaitDone();  // soon: a cancelled call ends without the server's help
 }
+
 absl::StatusOr<uint64_t> StepStream::Send(const StepRequest& request) {
   return impl_->Send(request);
 }

@@ -57,9 +57,9 @@ class StepStream {
  private:
   friend class Client;
   class Impl;
-  explicit StepStream(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  explicit StepStream(std::unique_ptr<Impl> impl);
 
-  std::shared_ptr<Impl> impl_;
+  const std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace attnd::client

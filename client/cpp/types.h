@@ -111,12 +111,12 @@ struct BitMask {
 
 // Unset and zero are different requests: what is unset takes the server's default.
 struct SoftmaxOptions {
-  std::optional<float> softmax_scale;  // default 1 / sqrt(head_dim)
-  std::optional<float> softcap;        // > 0; default none
-  std::optional<bool> causal;          // default: true in a session, false in Attend
-  std::optional<int64_t> window;       // >= 1, counts the current token; default none
-  std::vector<float> alibi_slopes;     // none or num_q_heads
-  std::vector<float> sinks;            // none or num_q_heads
+  std::optional<float> softmax_scale = {};  // default 1 / sqrt(head_dim)
+  std::optional<float> softcap = {};        // > 0; default none
+  std::optional<bool> causal = {};          // default: true in a session, false in Attend
+  std::optional<int64_t> window = {};       // >= 1, counts the current token; default none
+  std::vector<float> alibi_slopes = {};     // none or num_q_heads
+  std::vector<float> sinks = {};            // none or num_q_heads
 };
 
 struct SessionConfig {
@@ -126,11 +126,11 @@ struct SessionConfig {
   int head_dim = 1;   // 1..256, of Q and K
   int value_dim = 0;  // 1..256, of V; 0 means head_dim
   KvDType kv_dtype = KvDType::kF32;
-  SoftmaxOptions softmax;
-  std::vector<int64_t> layer_windows;  // none, or one per layer, 0: that layer has none
-  int64_t max_tokens = 0;              // 0: as the cache allows
-  std::optional<absl::Duration> ttl;   // idle time to live; default: the server's
-  int64_t reserve_tokens = 0;          // memory reserved at creation for this many tokens of every layer
+  SoftmaxOptions softmax = {};
+  std::vector<int64_t> layer_windows = {};  // none, or one per layer, 0: that layer has none
+  int64_t max_tokens = 0;                   // 0: as the cache allows
+  std::optional<absl::Duration> ttl = {};   // idle time to live; default: the server's
+  int64_t reserve_tokens = 0;               // memory reserved at creation for this many tokens of every layer
 
   int value_dim_or_default() const { return value_dim == 0 ? head_dim : value_dim; }
 };

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "attnd/v1/attnd.pb.h"
 #include "client/cpp/internal/transport.h"
 #include "client/cpp/step_stream.h"
@@ -25,15 +26,18 @@ namespace attnd::client {
 // 1. in_flight_ holds the ids sent and unanswered, at most options_.window of them.
 // 2. answers_ holds the ids answered and not yet claimed; an id is in one of the two or nowhere.
 // 3. final_ is set once, by OnDone (or by a timeout or Cancel before it); then nothing is in flight.
-// 4. The object lives until OnDone: self_ keeps it.
+// 4. The owner keeps the object until OnDone has run (WaitDone). It may not go from inside OnDone, with the last
+//    reference to the channel: gRPC 1.51 joins its callback threads where a channel is destroyed, and one of them
+//    would join itself.
 class StepStream::Impl final : public grpc::ClientBidiReactor<v1::StepRequest, v1::StepResponse> {
  public:
-  static std::shared_ptr<Impl> Open(std::shared_ptr<internal::Transport> transport, const StepStreamOptions& options);
+  static std::unique_ptr<Impl> Open(std::shared_ptr<internal::Transport> transport, const StepStreamOptions& options);
 
   absl::StatusOr<uint64_t> Send(const StepRequest& request);
   absl::StatusOr<StepResult> Wait(uint64_t request_id);
   absl::Status Finish();
-  void Cancel(absl::Status status);
+  void Cancel(const absl::Status& status);
+  void WaitDone() { done_.WaitForNotification(); }
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -57,7 +61,6 @@ class StepStream::Impl final : public grpc::ClientBidiReactor<v1::StepRequest, v
   v1::StepResponse reading_;  // owned by gRPC between StartRead and OnReadDone
 
   absl::Mutex mutex_;
-  std::shared_ptr<Impl> self_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   std::deque<v1::StepRequest> queue_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> in_flight_ ABSL_GUARDED_BY(mutex_);
@@ -67,6 +70,8 @@ class StepStream::Impl final : public grpc::ClientBidiReactor<v1::StepRequest, v
   bool half_close_sent_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status final_ ABSL_GUARDED_BY(mutex_);
+
+  absl::Notification done_;
 };
 
 }  // namespace attnd::client
