@@ -2,11 +2,15 @@
 #ifndef ATTND_TESTS_UNIT_ENGINE_ENGINE_HARNESS_H_
 #define ATTND_TESTS_UNIT_ENGINE_ENGINE_HARNESS_H_
 
+#include <atomic>
+#include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
