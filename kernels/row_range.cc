@@ -1,5 +1,7 @@
 #include "kernels/row_range.h"
 
+#include <limits>
+
 #include "kernels/block_layout.h"
 
 namespace attnd {
@@ -41,7 +43,8 @@ uint64_t ApplyMask(const MaskView& mask, int64_t row, int64_t first_key, uint64_
 int64_t FindEmptyRowWithoutMask(const AttentionWork& work) {
   // A row's range is empty when it starts before the first key (causal) or when its window lies behind the last one.
   if (work.num_keys <= 0 || (work.softmax.causal && work.first_position < 0)) return 0;
-  if (work.softmax.window <= 0) return -1;
+  constexpr int64_t kNoPosition = std::numeric_limits<int64_t>::max();
+  if (work.softmax.window <= 0 || work.softmax.window > kNoPosition - work.num_keys) return -1;
   const int64_t first_position = work.num_keys - 1 + work.softmax.window;
   const int64_t row = std::max<int64_t>(0, first_position - work.first_position);
   return row < work.num_queries ? row : -1;

@@ -1,0 +1,14 @@
+#ifndef ATTND_TESTS_BENCH_READ_STREAM_H_
+#define ATTND_TESTS_BENCH_READ_STREAM_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace attnd::bench {
+
+// Reads bytes [0, bytes) (a multiple of 256) from `data`, aligned to 64; returns a sum so that nobody drops the loop.
+uint64_t ReadWords(const std::byte* data, size_t bytes);
+
+}  // namespace attnd::bench
+
+#endif  // ATTND_TESTS_BENCH_READ_STREAM_H_
