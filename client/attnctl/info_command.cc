@@ -2,7 +2,9 @@
 #include <cstdio>
 #include <string>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "client/attnctl/commands.h"
 #include "client/attnctl/connection.h"
 #include "client/attnctl/model_flags.h"
@@ -28,7 +30,9 @@ void Print(const client::ServerInfo& info) {
   Line("version", info.version + (info.draining ? " (draining)" : ""));
   Line("instruction set", info.isa);
   Line("oneDNN", info.onednn_version);
-  for (const auto& [dtype, path] : info.kernel_paths) Line(("kernels " + dtype).c_str(), path);
+  for (const auto& [dtype, path] : info.kernel_paths) {
+    Line(("kernels " + absl::AsciiStrToLower(absl::StripPrefix(dtype, "KV_DTYPE_"))).c_str(), path);
+  }
   Line("compute threads", absl::StrFormat("%d", info.compute_threads));
   Line("sessions", absl::StrFormat("%d of %d", info.sessions_active, info.max_sessions));
   Line("session idle ttl", absl::FormatDuration(info.session_idle_ttl));
