@@ -1,4 +1,4 @@
-// attnd_bench MODE [--name=value ...]: each row carries the roof that was measured in the same run, and the ratio to it.
+// attnd_bench MODE [--name=value ...]: each row carries the roof measured in the same run, and the ratio to it.
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -17,6 +17,9 @@ const Mode kModes[] = {
     {"decode", "one token against --tokens of context, from memory: GB/s of K and V", attnd::bench::RunDecode},
     {"prefill", "causal attention of --tokens tokens: GFLOP/s", attnd::bench::RunPrefill},
     {"append", "writing K and V into blocks, 64 tokens and one token at a time: GB/s", attnd::bench::RunAppend},
+#ifdef ATTND_BENCH_RPC
+    {"rpc", "one-token step against a real attnd on loopback, beside a bare gRPC echo: steps/s", attnd::bench::RunRpc},
+#endif
 };
 
 void PrintUsage() {

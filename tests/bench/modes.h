@@ -9,6 +9,7 @@ namespace attnd::bench {
 int RunDecode(const Options& options);
 int RunPrefill(const Options& options);
 int RunAppend(const Options& options);
+int RunRpc(const Options& options);  // only where gRPC is
 
 }  // namespace attnd::bench
 

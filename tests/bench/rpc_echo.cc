@@ -1,5 +1,5 @@
-#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/client_unary_call.h>
 #include <unistd.h>
 
 #include <cstdio>
