@@ -13,13 +13,11 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .masks import MaskPlan, mask_plan
+from .masks import NAME, MaskPlan, mask_plan
 from .remote import LayerKind
 
 if TYPE_CHECKING:
     from .layer import RemoteLayer
-
-NAME = "attnd"
 
 # What models hand down to the attention function without meaning it: it changes nothing in the attention itself.
 _WITHOUT_EFFECT = frozenset(
@@ -56,8 +54,8 @@ def set_pending(layer: RemoteLayer | None) -> None:
     if layer is not None and earlier is not None and earlier.state is layer.state:
         _thread.pending = None
         raise NotImplementedError(
-            f"layer {earlier.index} of {layer.state.model_name} gave its K and V to the cache but did not call its "
-            "attention through transformers' attention interface"
+            f"layer {earlier.index} gave its K and V to a RemoteCache of {layer.state.model_name} but did not call "
+            "attnd's attention through transformers' attention interface"
         )
 
 

@@ -13,7 +13,7 @@ from ..tensors import KV_DTYPES, choice
 from .attention import attach, release, restore_if_unused
 from .layer import RemoteLayer
 from .remote import RemoteOptions, RemoteState
-from .support import check_supported, num_layers
+from .support import check_supported
 
 
 class RemoteCache(Cache):
@@ -61,9 +61,10 @@ class RemoteCache(Cache):
             client = server
         else:
             client = self._own_client = Client(server, token=token, tls_roots=tls_roots, timeout=timeout)
-        layers = num_layers(model)
+        config = model.config.get_text_config(decoder=True)
+        layers = int(config.num_hidden_layers)
         options = RemoteOptions(kv_dtype, max_tokens, ttl, reserve_tokens)
-        self.state = RemoteState(client, layers, options, type(model).__name__)
+        self.state = RemoteState(client, type(model).__name__, config, layers, options)
         super().__init__(layers=[RemoteLayer(self.state, index) for index in range(layers)])
         attach(model)
         self._model = weakref.ref(model)

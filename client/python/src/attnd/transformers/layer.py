@@ -33,6 +33,7 @@ class RemoteLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the new K and V only, marked: the attention function must be given these very tensors."""
+        self.state.check_usable()
         self.is_initialized = True
         set_pending(self)
         # A view of its own: a tensor that a model keeps and attends to later must not carry an old mark.

@@ -13,8 +13,15 @@ import numpy as np
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 
+# Of the attention implementation and of its mask function, where transformers registers them.
+NAME = "attnd"
+
 # Query rows are compared with the expected mask in blocks of this many elements.
 _BLOCK_ELEMENTS = 1 << 22
+
+
+class NotATensor(NotImplementedError, AttributeError):
+    """A model reads its mask as a tensor: it changes it, or computes something from it."""
 
 
 class MaskPlan:
@@ -33,6 +40,12 @@ class MaskPlan:
         self._built: dict[str, Any] = {}
         self._checked: set[int | None] = set()
         self.padding = self._padding()
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotATensor(f"the model reads its attention mask ({name}) before the attention; that is not supported")
+
+    def __getitem__(self, _: Any) -> Any:
+        raise NotATensor("the model cuts its attention mask before the attention; that is not supported")
 
     def build(self, implementation: str) -> Any:
         """The mask of a local attention implementation."""

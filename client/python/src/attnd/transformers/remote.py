@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from ..config import SessionConfig
 from ..errors import AttndError, SessionLost, make_error
 from ..steps import Segment, StepTensors, segment_error, step_request
 from . import wire
-from .masks import MaskPlan
+from .masks import NAME, MaskPlan
 from .rows import RowPart, Rows, StepRows
 
 # A step's message stays well below the 64 MiB that both ends accept; longer prompts go in several steps.
@@ -108,13 +109,25 @@ class Sessions:
 class RemoteState:
     """What all layers of a cache share: the rows, and how far each layer is, here and on the server."""
 
-    def __init__(self, client: Client, num_layers: int, options: RemoteOptions, model_name: str) -> None:
+    def __init__(self, client: Client, model_name: str, config: Any, num_layers: int, options: RemoteOptions) -> None:
         self.client = client
         self.sessions = Sessions(client, num_layers, options)
         self.model_name = model_name
+        self._config = config
         self.closed = False
         self._num_layers = num_layers
         self.reset()
+
+    def check_usable(self) -> None:
+        """Raises RuntimeError when the attention that comes next would not be attnd's, and so would miss the past."""
+        if self.closed:
+            raise RuntimeError("this RemoteCache is closed")
+        implementation = self._config._attn_implementation
+        if implementation != NAME:
+            raise RuntimeError(
+                f"{self.model_name} has its attention on {implementation!r} since its RemoteCache was made; "
+                "make a new cache"
+            )
 
     def reset(self) -> None:
         """Forgets everything, here and on the server."""
@@ -158,8 +171,6 @@ class RemoteState:
         return out
 
     def _check(self, layer: int, kind: LayerKind, plan: MaskPlan, q: torch.Tensor) -> StepRows:
-        if self.closed:
-            raise RuntimeError("this RemoteCache is closed")
         batch, new, past = q.shape[0], q.shape[2], self.slots[layer]
         if self.rows is None:
             self.rows = Rows(batch)

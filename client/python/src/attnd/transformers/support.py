@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformers.cache_utils import get_layer_types_and_kwargs
+
 # Layers whose state is K and V of every token; windows are applied by the server.
 ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 
@@ -22,14 +24,10 @@ def check_supported(model: Any) -> None:
         raise NotImplementedError(f"{name} is an encoder-decoder model; its two caches are not supported")
     if not getattr(config, "is_causal", True):
         raise NotImplementedError(f"{name} is configured as not causal")
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - set(ATTENTION_LAYERS))
+    others = sorted(set(get_layer_types_and_kwargs(config)[0]) - set(ATTENTION_LAYERS))
     if others:
         raise NotImplementedError(
             f"{name} has layers of type {', '.join(others)}; only K and V of attention are supported"
         )
     if getattr(config, "num_kv_shared_layers", 0):
         raise NotImplementedError(f"{name} has layers that share the K and V of others (num_kv_shared_layers)")
-
-
-def num_layers(model: Any) -> int:
-    return int(model.config.get_text_config(decoder=True).num_hidden_layers)
