@@ -174,7 +174,10 @@ void AttentionBatch::State::RunWhole(PlannedTile& planned, TileScratch* scratch)
   const int padded = tile.kernels->PaddedRows(tile.rows), panels = tile.kernels->layout().num_panels;
   std::fill_n(scratch->sums(), tile.rows, RowSums{});
   PackQueries(tile, scratch);
-  for (int64_t run = tile.run_begin(); run < tile.run_end(); ++run) {
+  if (tile.run_begin() < tile.run_end()) {
+    ReportOverflow(planned, ComputeRun(tile, tile.run_begin(), scratch->values(), scratch->sums(), scratch));
+  }
+  for (int64_t run = tile.run_begin() + 1; run < tile.run_end(); ++run) {
     ReportOverflow(planned, ComputeRun(tile, run, scratch->run_values(), scratch->run_sums(), scratch));
     MergeRun(tile.rows, padded, panels, scratch->values(), scratch->sums(), scratch->run_values(), scratch->run_sums());
   }

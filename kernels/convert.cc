@@ -109,6 +109,7 @@ HWY_EXPORT(WidenPairsImpl);
 }  // namespace
 
 void WidenRow(const std::byte* from, DType dtype, int count, float* to) {
+  if (count <= 0) return;
   InitIsa();
   switch (dtype) {
     case DType::kF32:
@@ -124,6 +125,7 @@ void WidenRow(const std::byte* from, DType dtype, int count, float* to) {
 }
 
 void NarrowRow(const float* from, int count, DType dtype, std::byte* to) {
+  if (count <= 0) return;
   InitIsa();
   switch (dtype) {
     case DType::kF32:

@@ -67,13 +67,10 @@ const char* OneDnnIsaName() {
   }
 }
 
-void InitIsa() {
-  static const bool kDone = [] {
-    hwy::DisableTargets(DisabledTargets(MaxIsaLevel()));
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    return true;
-  }();
-  (void)kDone;
+bool InitIsaOnce() {
+  hwy::DisableTargets(DisabledTargets(MaxIsaLevel()));
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  return true;
 }
 
 const char* HighwayTargetName() {

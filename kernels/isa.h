@@ -11,7 +11,11 @@ IsaLevel MaxIsaLevel();
 const char* OneDnnIsaName();
 
 // REQUIRES: called before any HWY_DYNAMIC_DISPATCH of this library. Thread-safe, cheap after the first call.
-void InitIsa();
+bool InitIsaOnce();
+inline void InitIsa() {
+  static const bool kDone = InitIsaOnce();
+  (void)kDone;
+}
 
 // Name of the Highway target that dynamic dispatch chooses, e.g. "AVX3_SPR".
 const char* HighwayTargetName();

@@ -11,6 +11,7 @@
 #include "kernels/bf16-inl.h"
 #include "kernels/isa.h"
 #include "kernels/simd_math-inl.h"
+#include "kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnd {
@@ -25,22 +26,10 @@ constexpr int kBlockVectors = kBlockTokens / static_cast<int>(kLanes);
 constexpr int kSums = 4;  // of independent partial sums: hides the latency of an addition
 static_assert(kBlockVectors % kSums == 0);
 
-// Calls step(vector index, column, mask) for the vectors of a row that hold an allowed column. The mask is only
-// meaningful if !whole.
-template <class Step>
-HWY_INLINE void ForAllowed(const uint64_t* allowed, int slots, const Step& step) {
-  const DF d;
-  for (int slot = 0; slot < slots; ++slot) {
-    const uint64_t word = allowed[slot];
-    if (word == 0) continue;
-    const bool whole = word == ~uint64_t{0};
-    for (int v = 0; v < kBlockVectors; ++v) {
-      const uint64_t bits = kLanes == 64 ? word : (word >> (v * kLanes)) & ((uint64_t{1} << kLanes) - 1);
-      if (bits == 0) continue;
-      const MF mask = whole ? hn::FirstN(d, kLanes) : hn::LoadMaskBits(d, reinterpret_cast<const uint8_t*>(&bits));
-      step(v % kSums, slot * kBlockTokens + v * static_cast<int>(kLanes), whole, mask);
-    }
-  }
+// The lanes of vector `v` of a block that are allowed.
+HWY_INLINE MF AllowedLanes(uint64_t word, int v) {
+  const uint64_t bits = (word >> (v * kLanes)) & ((uint64_t{1} << kLanes) - 1);
+  return hn::LoadMaskBits(DF(), reinterpret_cast<const uint8_t*>(&bits));
 }
 
 // The row's scores with scale, cap and slope, written back where they are more than a scaling. Returns their maximum
@@ -50,35 +39,73 @@ struct RowMax {
   bool finite;
 };
 
+struct MaxState {
+  VF max[kSums];
+  VF probe[kSums];  // becomes NaN if a score is infinite or NaN
+};
+
+template <bool kPlain, bool kWhole>
+HWY_INLINE void ScoreVector(const Strip& strip, int row, int slot, int v, uint64_t word, VF& max, VF& probe) {
+  const DF d;
+  const int column = slot * kBlockTokens + v * static_cast<int>(kLanes);
+  float* scores = strip.scores + row * kStripLd + column;
+  VF s = hn::Mul(hn::Load(d, scores), hn::Set(d, strip.scale));
+  MF mask;
+  if constexpr (!kWhole) {
+    mask = AllowedLanes(word, v);
+    s = hn::IfThenElseZero(mask, s);
+  }
+  probe = hn::MulAdd(s, hn::Zero(d), probe);
+  if constexpr (!kPlain) {
+    if (strip.softcap != 0) {
+      const VF cap = hn::Set(d, strip.softcap);
+      s = hn::Mul(cap, Tanh(d, hn::Div(s, cap)));
+    }
+    if (strip.slopes != nullptr) {
+      const float first = strip.distances[row * strip.slots + slot] + static_cast<float>(v * kLanes);
+      s = hn::MulAdd(hn::Set(d, strip.slopes[row]), hn::Iota(d, first), s);
+    }
+    hn::Store(s, d, scores);
+  }
+  if constexpr (kWhole) {
+    max = hn::Max(max, s);
+  } else {
+    max = hn::Max(max, hn::IfThenElse(mask, s, hn::Set(d, -HUGE_VALF)));
+  }
+}
+
+template <bool kPlain, bool kWhole>
+HWY_INLINE void ScoreBlock(const Strip& strip, int row, int slot, uint64_t word, MaxState& state) {
+  for (int v = 0; v < kBlockVectors; v += kSums) {
+    ATTND_UNROLL
+    for (int i = 0; i < kSums; ++i) {
+      ScoreVector<kPlain, kWhole>(strip, row, slot, v + i, word, state.max[i], state.probe[i]);
+    }
+  }
+}
+
 template <bool kPlain>
 HWY_INLINE RowMax ScoreRow(const Strip& strip, int row) {
   const DF d;
-  float* scores = strip.scores + row * kStripLd;
-  const VF scale = hn::Set(d, strip.scale);
-  const VF lowest = hn::Set(d, -HUGE_VALF);
-  VF max = lowest;
-  VF probe = hn::Zero(d);  // becomes NaN if a score is infinite or NaN
-  ForAllowed(strip.allowed + row * strip.slots, strip.slots, [&](int, int column, bool whole, MF mask) HWY_ATTR {
-    VF s = hn::Mul(hn::Load(d, scores + column), scale);
-    if (!whole) s = hn::IfThenElseZero(mask, s);
-    probe = hn::MulAdd(s, hn::Zero(d), probe);
-    if constexpr (!kPlain) {
-      if (strip.softcap != 0) {
-        const VF cap = hn::Set(d, strip.softcap);
-        s = hn::Mul(cap, Tanh(d, hn::Div(s, cap)));
-      }
-      if (strip.slopes != nullptr) {
-        const float first = strip.distances[row * strip.slots + column / kBlockTokens];
-        const VF distance = hn::Iota(d, first + static_cast<float>(column % kBlockTokens));
-        s = hn::MulAdd(hn::Set(d, strip.slopes[row]), distance, s);
-      }
-      hn::Store(s, d, scores + column);
+  const uint64_t* allowed = strip.allowed + row * strip.slots;
+  MaxState state;
+  ATTND_UNROLL
+  for (int i = 0; i < kSums; ++i) {
+    state.max[i] = hn::Set(d, -HUGE_VALF);
+    state.probe[i] = hn::Zero(d);
+  }
+  for (int slot = 0; slot < strip.slots; ++slot) {
+    const uint64_t word = allowed[slot];
+    if (word == ~uint64_t{0}) {
+      ScoreBlock<kPlain, true>(strip, row, slot, word, state);
+    } else if (word != 0) {
+      ScoreBlock<kPlain, false>(strip, row, slot, word, state);
     }
-    max = hn::Max(max, whole ? s : hn::IfThenElse(mask, s, lowest));
-  });
+  }
+  const VF max = hn::Max(hn::Max(state.max[0], state.max[1]), hn::Max(state.max[2], state.max[3]));
+  const VF probe = hn::Add(hn::Add(state.probe[0], state.probe[1]), hn::Add(state.probe[2], state.probe[3]));
   const float top = hn::ReduceMax(d, max);
-  const bool finite = hn::AllFalse(d, hn::IsNaN(probe)) && top < HUGE_VALF;
-  return {top, finite};
+  return {top, hn::AllFalse(d, hn::IsNaN(probe)) && top < HUGE_VALF};
 }
 
 HWY_INLINE void StoreWeights(WeightFormat format, VF p, float* row, int column) {
@@ -98,6 +125,29 @@ HWY_INLINE void StoreWeights(WeightFormat format, VF p, float* row, int column) 
   }
 }
 
+// Weights of one block's columns, added to the sums vector by vector in column order.
+template <WeightFormat kFormat, bool kWhole>
+HWY_INLINE void WeighBlock(float* scores, int slot, uint64_t word, VF scale, VF max, VF (&sums)[kSums]) {
+  const DF d;
+  for (int v = 0; v < kBlockVectors; v += kSums) {
+    ATTND_UNROLL
+    for (int i = 0; i < kSums; ++i) {
+      const int column = slot * kBlockTokens + (v + i) * static_cast<int>(kLanes);
+      VF p = Exp(d, hn::MulSub(hn::Load(d, scores + column), scale, max));
+      if constexpr (!kWhole) p = hn::IfThenElseZero(AllowedLanes(word, v + i), p);
+      sums[i] = hn::Add(sums[i], p);
+      StoreWeights(kFormat, p, scores, column);
+    }
+  }
+}
+
+template <WeightFormat kFormat>
+HWY_INLINE void ClearBlock(float* scores, int slot) {
+  for (int v = 0; v < kBlockVectors; ++v) {
+    StoreWeights(kFormat, hn::Zero(DF()), scores, slot * kBlockTokens + v * static_cast<int>(kLanes));
+  }
+}
+
 // Weights of a row in all its columns; returns their sum.
 template <WeightFormat kFormat>
 HWY_INLINE float WeighRow(const Strip& strip, int row, float scale, float max) {
@@ -105,29 +155,17 @@ HWY_INLINE float WeighRow(const Strip& strip, int row, float scale, float max) {
   float* scores = strip.scores + row * kStripLd;
   const uint64_t* allowed = strip.allowed + row * strip.slots;
   const VF vscale = hn::Set(d, scale), vmax = hn::Set(d, max);
-  VF sums[kSums] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  VF sums[kSums];
+  ATTND_UNROLL
+  for (int i = 0; i < kSums; ++i) sums[i] = hn::Zero(d);
   for (int slot = 0; slot < strip.slots; ++slot) {
     const uint64_t word = allowed[slot];
-    const int first = slot * kBlockTokens;
     if (word == ~uint64_t{0}) {
-      for (int v = 0; v < kBlockVectors; ++v) {
-        const int column = first + v * static_cast<int>(kLanes);
-        const VF p = Exp(d, hn::MulSub(hn::Load(d, scores + column), vscale, vmax));
-        sums[v % kSums] = hn::Add(sums[v % kSums], p);
-        StoreWeights(kFormat, p, scores, column);
-      }
-      continue;
-    }
-    for (int v = 0; v < kBlockVectors; ++v) {
-      const int column = first + v * static_cast<int>(kLanes);
-      const uint64_t bits = (word >> (v * kLanes)) & ((uint64_t{1} << kLanes) - 1);
-      VF p = hn::Zero(d);
-      if (bits != 0) {
-        const MF mask = hn::LoadMaskBits(d, reinterpret_cast<const uint8_t*>(&bits));
-        p = hn::IfThenElseZero(mask, Exp(d, hn::MulSub(hn::Load(d, scores + column), vscale, vmax)));
-        sums[v % kSums] = hn::Add(sums[v % kSums], p);
-      }
-      StoreWeights(kFormat, p, scores, column);
+      WeighBlock<kFormat, true>(scores, slot, word, vscale, vmax, sums);
+    } else if (word == 0) {
+      ClearBlock<kFormat>(scores, slot);
+    } else {
+      WeighBlock<kFormat, false>(scores, slot, word, vscale, vmax, sums);
     }
   }
   return hn::ReduceSum(d, hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3])));

@@ -1,6 +1,7 @@
 #include "kernels/streaming.h"
 
 #include "kernels/isa.h"
+#include "kernels/unroll.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/streaming.cc"
@@ -33,6 +34,7 @@ HWY_INLINE void PrefetchStep(const StreamArgs& args, int step, const std::byte* 
   if constexpr (kPrefetch) {
     constexpr int kStepBytes = kPrefetchBytes / kPrefetchSteps;
     const std::byte* p = ahead[step / kPrefetchSteps] + (step % kPrefetchSteps) * kStepBytes;
+    ATTND_UNROLL
     for (int line = 0; line < kStepBytes; line += 64) PrefetchToL2(p + line);
   }
   (void)args, (void)step, (void)ahead;
@@ -78,30 +80,21 @@ HWY_INLINE void Accumulate(const std::byte* a, int index, VF b, VF& sum) {
   }
 }
 
-// kRows x kVectors outputs from column `column` on, the last vector of `last` lanes if partial.
-template <StreamMode kMode, int kRows, int kVectors, bool kPartial, bool kPrefetch>
-HWY_NOINLINE void StreamTile(const StreamArgs& args, int row, int column, size_t last) {
-  const DF d;
-  VF sums[kRows][kVectors];
-  for (auto& row_sums : sums) {
-    for (VF& sum : row_sums) sum = hn::Zero(d);
-  }
-  const std::byte* const* ahead = args.ahead;
-  const size_t step_bytes = args.columns * sizeof(float);
-  for (int piece = 0; piece < args.pieces; ++piece) {
-    const std::byte* b = args.b[piece] + column * sizeof(float);
-    const std::byte* a = args.a + row * args.a_row_bytes + piece * args.a_piece_bytes;
-    for (int step = 0; step < args.steps; ++step, b += step_bytes) {
-      PrefetchStep<kPrefetch>(args, step, ahead);
-      VF bs[kVectors];
-      for (int v = 0; v < kVectors; ++v) bs[v] = LoadB<kPartial>(b + v * kLanes * sizeof(float), last);
-      for (int r = 0; r < kRows; ++r) {
-        for (int v = 0; v < kVectors; ++v) Accumulate<kMode>(a + r * args.a_row_bytes, step, bs[v], sums[r][v]);
-      }
-    }
-    if constexpr (kPrefetch) ahead += (args.steps + kPrefetchSteps - 1) / kPrefetchSteps;
-  }
+template <int kRows, int kVectors>
+HWY_INLINE void SetZero(VF (&sums)[kRows][kVectors]) {
+  ATTND_UNROLL
   for (int r = 0; r < kRows; ++r) {
+    ATTND_UNROLL
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(DF());
+  }
+}
+
+template <bool kPartial, int kRows, int kVectors>
+HWY_INLINE void StoreSums(const StreamArgs& args, int row, int column, size_t last, VF (&sums)[kRows][kVectors]) {
+  const DF d;
+  ATTND_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ATTND_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       float* c = args.c + (row + r) * args.c_ld + column + v * kLanes;
       if (kPartial) {
@@ -113,6 +106,32 @@ HWY_NOINLINE void StreamTile(const StreamArgs& args, int row, int column, size_t
   }
 }
 
+// kRows x kVectors outputs from column `column` on, the last vector of `last` lanes if partial.
+template <StreamMode kMode, int kRows, int kVectors, bool kPartial, bool kPrefetch>
+HWY_NOINLINE void StreamTile(const StreamArgs& args, int row, int column, size_t last) {
+  VF sums[kRows][kVectors];
+  SetZero(sums);
+  const std::byte* const* ahead = args.ahead;
+  const size_t step_bytes = args.columns * sizeof(float);
+  for (int piece = 0; piece < args.pieces; ++piece) {
+    const std::byte* b = args.b[piece] + column * sizeof(float);
+    const std::byte* a = args.a + row * args.a_row_bytes + piece * args.a_piece_bytes;
+    for (int step = 0; step < args.steps; ++step, b += step_bytes) {
+      PrefetchStep<kPrefetch>(args, step, ahead);
+      VF bs[kVectors];
+      ATTND_UNROLL
+      for (int v = 0; v < kVectors; ++v) bs[v] = LoadB<kPartial>(b + v * kLanes * sizeof(float), last);
+      ATTND_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        ATTND_UNROLL
+        for (int v = 0; v < kVectors; ++v) Accumulate<kMode>(a + r * args.a_row_bytes, step, bs[v], sums[r][v]);
+      }
+    }
+    if constexpr (kPrefetch) ahead += (args.steps + kPrefetchSteps - 1) / kPrefetchSteps;
+  }
+  StoreSums<kPartial>(args, row, column, last, sums);
+}
+
 // The same with AMX's order of sums: within a chunk of 16 pairs the even and the odd elements are summed apart, each
 // from zero; then even + odd joins the output.
 template <int kRows, int kVectors, bool kPartial, bool kPrefetch>
@@ -120,9 +139,7 @@ HWY_NOINLINE void StreamTileAsAmx(const StreamArgs& args, int row, int column, s
   const DF d;
   const DU du;
   VF sums[kRows][kVectors];
-  for (auto& row_sums : sums) {
-    for (VF& sum : row_sums) sum = hn::Zero(d);
-  }
+  SetZero(sums);
   const auto high = hn::Set(du, 0xFFFF0000u);
   const std::byte* const* ahead = args.ahead;
   const size_t step_bytes = args.columns * sizeof(float);
@@ -132,43 +149,38 @@ HWY_NOINLINE void StreamTileAsAmx(const StreamArgs& args, int row, int column, s
     for (int step = 0; step < args.steps;) {
       const int chunk_end = step + kTileChunkSteps < args.steps ? step + kTileChunkSteps : args.steps;
       VF evens[kRows][kVectors], odds[kRows][kVectors];
-      for (int r = 0; r < kRows; ++r) {
-        for (int v = 0; v < kVectors; ++v) evens[r][v] = odds[r][v] = hn::Zero(d);
-      }
+      SetZero(evens);
+      SetZero(odds);
       for (; step < chunk_end; ++step, b += step_bytes) {
         PrefetchStep<kPrefetch>(args, step, ahead);
         VF even[kVectors], odd[kVectors];
+        ATTND_UNROLL
         for (int v = 0; v < kVectors; ++v) {
           const auto bits = hn::BitCast(du, LoadB<kPartial>(b + v * kLanes * sizeof(float), last));
           even[v] = hn::BitCast(d, hn::ShiftLeft<16>(bits));
           odd[v] = hn::BitCast(d, hn::And(bits, high));
         }
+        ATTND_UNROLL
         for (int r = 0; r < kRows; ++r) {
           const uint32_t pair = LoadA<uint32_t>(a + r * args.a_row_bytes, step);
           const VF a_even = hn::BitCast(d, hn::Set(du, pair << 16));
           const VF a_odd = hn::BitCast(d, hn::Set(du, pair & 0xFFFF0000u));
+          ATTND_UNROLL
           for (int v = 0; v < kVectors; ++v) {
             evens[r][v] = hn::MulAdd(a_even, even[v], evens[r][v]);
             odds[r][v] = hn::MulAdd(a_odd, odd[v], odds[r][v]);
           }
         }
       }
+      ATTND_UNROLL
       for (int r = 0; r < kRows; ++r) {
+        ATTND_UNROLL
         for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Add(sums[r][v], hn::Add(evens[r][v], odds[r][v]));
       }
     }
     if constexpr (kPrefetch) ahead += (args.steps + kPrefetchSteps - 1) / kPrefetchSteps;
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      float* c = args.c + (row + r) * args.c_ld + column + v * kLanes;
-      if (kPartial) {
-        hn::StoreN(sums[r][v], d, c, last);
-      } else {
-        hn::StoreU(sums[r][v], d, c);
-      }
-    }
-  }
+  StoreSums<kPartial>(args, row, column, last, sums);
 }
 
 template <StreamMode kMode, int kRows, int kVectors, bool kPartial, bool kPrefetch>
