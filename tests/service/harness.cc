@@ -3,6 +3,7 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <limits>
@@ -84,19 +85,34 @@ bool Eventually(const std::function<bool()>& condition, absl::Duration timeout) 
   return true;
 }
 
+void ComputeGate::Close() {
+  absl::MutexLock lock(&mutex_);
+  open_ = false;
+  entered_at_close_ = entered_;
+}
+
+void ComputeGate::Open() {
+  absl::MutexLock lock(&mutex_);
+  open_ = true;
+  ++openings_;
+}
+
 std::function<absl::Status()> ComputeGate::hook() {
   return [this] {
-    while (!open_.load()) {
-      waiting_.store(true);
-      absl::SleepFor(absl::Milliseconds(1));
-    }
-    waiting_.store(false);
+    absl::MutexLock lock(&mutex_);
+    if (open_) return absl::OkStatus();
+    ++entered_;
+    const auto released = [this, seen = openings_]()
+                              ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return openings_ != seen; };
+    mutex_.Await(absl::Condition(&released));
     return absl::OkStatus();
   };
 }
 
 void ComputeGate::AwaitBatch() {
-  EXPECT_TRUE(Eventually([this] { return waiting_.load(); }));
+  absl::MutexLock lock(&mutex_);
+  const auto inside = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return entered_ > entered_at_close_; };
+  EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&inside), absl::Seconds(10)));
 }
 
 ServiceTest::ServiceTest() = default;

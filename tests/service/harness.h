@@ -10,14 +10,15 @@
 #include <grpcpp/support/status.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "attnd/v1/attnd.grpc.pb.h"
 #include "attnd/v1/error_details.pb.h"
@@ -40,19 +41,22 @@ bool HasRetryInfo(const grpc::Status& status);
 // A step of `values.size()` tokens with zero queries and keys, one head and one dimension.
 v1::StepRequest MeanStep(const std::string& session_id, const Floats& values);
 
-// The gate of a server's compute thread: closed, the next batch waits in it.
+// The gate of a server's compute thread: while it is closed, the next batch waits in it.
 class ComputeGate {
  public:
-  void Close() { open_.store(false); }
-  void Open() { open_.store(true); }
+  void Close();
+  void Open();  // also lets out a batch that waits
   // For Options::compute_hook.
   std::function<absl::Status()> hook();
-  // Waits until a batch is inside.
+  // Waits until a batch is inside that came after the last Close.
   void AwaitBatch();
 
  private:
-  std::atomic<bool> open_{true};
-  std::atomic<bool> waiting_{false};
+  absl::Mutex mutex_;
+  bool open_ ABSL_GUARDED_BY(mutex_) = true;
+  int openings_ ABSL_GUARDED_BY(mutex_) = 0;
+  int entered_ ABSL_GUARDED_BY(mutex_) = 0;  // batches that found it closed
+  int entered_at_close_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 class ServiceTest : public ::testing::Test {

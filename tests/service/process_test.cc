@@ -1,0 +1,181 @@
+// The program itself: flags, environment, start-up line, signals, exit statuses.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/service/harness.h"
+#include "tests/service/http_get.h"
+
+namespace attnd::testing {
+namespace {
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// A running attnd, with its output in files.
+class Program {
+ public:
+  explicit Program(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {}) {
+    static int number = 0;
+    const std::string base = absl::StrCat(::testing::TempDir(), "/attnd_", getpid(), "_", ++number);
+    out_path_ = base + ".out";
+    err_path_ = base + ".err";
+    pid_ = fork();
+    if (pid_ != 0) return;
+    dup2(open(out_path_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600), STDOUT_FILENO);
+    dup2(open(err_path_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600), STDERR_FILENO);
+    std::vector<char*> argv = {const_cast<char*>("attnd")};
+    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    argv.push_back(nullptr);
+    for (const std::string& variable : environment) putenv(const_cast<char*>(variable.c_str()));
+    execv(ATTND_PROGRAM, argv.data());
+    _exit(127);
+  }
+  ~Program() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    unlink(out_path_.c_str());
+    unlink(err_path_.c_str());
+  }
+
+  std::string out() const { return ReadAll(out_path_); }
+  std::string err() const { return ReadAll(err_path_); }
+  void Signal(int signal_number) { kill(pid_, signal_number); }
+
+  // Exit status, or 1000 + signal.
+  int Wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  }
+
+  // Waits for the start-up line and takes the addresses from it.
+  bool AwaitStart() {
+    if (!Eventually([&] { return absl::StrContains(out(), "\n"); }, absl::Seconds(30))) return false;
+    const std::string line = out();
+    address = Between(line, "serving on ", ",");
+    metrics_address = Between(line, "http://", "/metrics");
+    return !address.empty();
+  }
+
+  std::string address, metrics_address;
+
+ private:
+  static std::string Between(const std::string& text, const std::string& before, const std::string& after) {
+    const size_t begin = text.find(before);
+    if (begin == std::string::npos) return "";
+    const size_t start = begin + before.size();
+    return text.substr(start, text.find(after, start) - start);
+  }
+
+  pid_t pid_;
+  std::string out_path_, err_path_;
+};
+
+const std::vector<std::string> kFreePorts = {"--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0",
+                                             "--kv_cache_bytes=64MiB"};
+
+TEST(ProcessTest, StartsServesAndEndsOnSigterm) {
+  Program program(kFreePorts);
+  ASSERT_TRUE(program.AwaitStart()) << program.err();
+  EXPECT_TRUE(absl::StartsWith(program.out(), "attnd 0.1.0 serving on 127.0.0.1:"));
+  EXPECT_TRUE(absl::StrContains(HttpGet(program.metrics_address, "/metrics"), "attnd_ready 1"));
+  program.Signal(SIGTERM);
+  EXPECT_EQ(program.Wait(), 0) << program.err();
+  EXPECT_TRUE(absl::StrContains(program.err(), "drained")) << program.err();
+}
+
+TEST(ProcessTest, EndsOnSigintToo) {
+  Program program(kFreePorts);
+  ASSERT_TRUE(program.AwaitStart()) << program.err();
+  program.Signal(SIGINT);
+  EXPECT_EQ(program.Wait(), 0) << program.err();
+}
+
+TEST(ProcessTest, VersionAndHelpSucceed) {
+  Program version({"--version"});
+  EXPECT_EQ(version.Wait(), 0);
+  EXPECT_EQ(version.out(), "attnd 0.1.0\n");
+  Program help({"--help"});
+  EXPECT_EQ(help.Wait(), 0);
+  for (const char* text : {"--kv_cache_bytes=auto", "--listen=127.0.0.1:50051", "--drain_timeout=30s", "ATTND_"}) {
+    EXPECT_TRUE(absl::StrContains(help.out(), text)) << text;
+  }
+}
+
+TEST(ProcessTest, WhatIsNotUnderstoodIsAnError) {
+  Program unknown({"--listne=127.0.0.1:0"});
+  EXPECT_EQ(unknown.Wait(), 1);
+  EXPECT_TRUE(absl::StrContains(unknown.err(), "listne")) << unknown.err();
+  Program argument({"127.0.0.1:0"});
+  EXPECT_EQ(argument.Wait(), 1);
+  EXPECT_TRUE(absl::StrContains(argument.err(), "unexpected argument")) << argument.err();
+  Program value({"--kv_cache_bytes=lots"});
+  EXPECT_EQ(value.Wait(), 1);
+  Program range({"--kv_cache_bytes=1"});
+  EXPECT_EQ(range.Wait(), 1);
+  EXPECT_TRUE(absl::StrContains(range.err(), "--kv_cache_bytes is 1")) << range.err();
+  Program environment({"--version_of_nothing"}, {"ATTND_MAX_SESSIONS=many"});
+  EXPECT_EQ(environment.Wait(), 1);
+  EXPECT_TRUE(absl::StrContains(environment.err(), "ATTND_MAX_SESSIONS")) << environment.err();
+  Program file({"--auth_tokens_file=/nonexistent", "--listen=127.0.0.1:0", "--metrics_listen="});
+  EXPECT_EQ(file.Wait(), 1);
+  EXPECT_TRUE(absl::StrContains(file.err(), "/nonexistent")) << file.err();
+}
+
+TEST(ProcessTest, EnvironmentFlagfileAndCommandLineInThatOrder) {
+  Program environment({"--print_config"}, {"ATTND_KV_CACHE_BYTES=1GiB", "ATTND_MAX_SESSIONS=5"});
+  EXPECT_EQ(environment.Wait(), 0) << environment.err();
+  EXPECT_TRUE(absl::StrContains(environment.out(), "--kv_cache_bytes=1GiB\n")) << environment.out();
+  EXPECT_TRUE(absl::StrContains(environment.out(), "--max_sessions=5\n"));
+
+  const std::string flagfile = absl::StrCat(::testing::TempDir(), "/attnd_flags_", getpid());
+  std::ofstream(flagfile) << environment.out();
+  Program both({"--print_config", "--flagfile=" + flagfile, "--max_sessions=7"}, {"ATTND_KV_CACHE_BYTES=2GiB"});
+  EXPECT_EQ(both.Wait(), 0) << both.err();
+  EXPECT_TRUE(absl::StrContains(both.out(), "--kv_cache_bytes=1GiB\n")) << both.out();
+  EXPECT_TRUE(absl::StrContains(both.out(), "--max_sessions=7\n"));
+  unlink(flagfile.c_str());
+}
+
+TEST(ProcessTest, M06_PortsInUseAndForeignAddressesEndWithAMessage) {
+  Program first(kFreePorts);
+  ASSERT_TRUE(first.AwaitStart()) << first.err();
+  Program grpc_port({"--listen=" + first.address, "--metrics_listen=", "--kv_cache_bytes=64MiB"});
+  EXPECT_EQ(grpc_port.Wait(), 1);
+  EXPECT_TRUE(absl::StrContains(grpc_port.err(), "cannot listen on " + first.address)) << grpc_port.err();
+  Program metrics_port({"--listen=127.0.0.1:0", "--metrics_listen=" + first.metrics_address, "--kv_cache_bytes=64MiB"});
+  EXPECT_EQ(metrics_port.Wait(), 1);
+  EXPECT_TRUE(absl::StrContains(metrics_port.err(), "cannot serve metrics on " + first.metrics_address))
+      << metrics_port.err();
+  Program foreign({"--listen=192.0.2.1:5000", "--metrics_listen=", "--kv_cache_bytes=64MiB"});
+  EXPECT_EQ(foreign.Wait(), 1);
+  EXPECT_TRUE(absl::StrContains(foreign.err(), "192.0.2.1:5000")) << foreign.err();
+  EXPECT_TRUE(absl::StrContains(HttpGet(first.metrics_address, "/metrics"), "attnd_ready 1"));
+}
+
+TEST(ProcessTest, ListeningBeyondLoopbackWithoutTlsIsWarnedOf) {
+  Program program({"--listen=0.0.0.0:0", "--metrics_listen=", "--kv_cache_bytes=64MiB"});
+  ASSERT_TRUE(program.AwaitStart()) << program.err();
+  EXPECT_TRUE(absl::StrContains(program.err(), "WARNING listening beyond loopback without TLS")) << program.err();
+}
+
+}  // namespace
+}  // namespace attnd::testing
