@@ -263,7 +263,7 @@ void AttentionBatch::Run(int task_index, int thread) {
   const Task& task = s.tasks[task_index];
   PlannedTile& planned = s.tiles[task.tile];
   TileScratch* scratch = &s.scratch[thread];
-  const DenormalsFlushed flushed(planned.tile.kernels->bf16_operands());
+  const DenormalsFlushed flushed(planned.tile.kernels->flushes_denormals());
   if (task.split) {
     s.RunSplit(planned, task, scratch);
   } else {

@@ -59,12 +59,12 @@ void WidenF16(const std::byte* from, size_t count, float* to) {
   });
 }
 
-void NarrowBf16(const float* from, size_t count, std::byte* to) {
+void NarrowBf16(const std::byte* from, size_t count, std::byte* to) {
   const hn::ScalableTag<float> d;
   const hn::RebindToUnsigned<decltype(d)> du;
   const hn::Rebind<uint16_t, decltype(d)> d16;
   ForVectors(hn::Lanes(d), count, [&](size_t i, size_t n) HWY_ATTR {
-    const auto bits = RoundAnyBitsToBf16(du, hn::BitCast(du, hn::LoadN(d, from + i, n)));
+    const auto bits = RoundAnyBitsToBf16(du, hn::BitCast(du, LoadBytes(d, from + i * sizeof(float), n)));
     StoreBytes(d16, hn::TruncateTo(d16, hn::ShiftRight<16>(bits)), to + 2 * i, n);
   });
 }
@@ -132,7 +132,7 @@ void NarrowRow(const float* from, int count, DType dtype, std::byte* to) {
       std::memcpy(to, from, sizeof(float) * count);
       break;
     case DType::kBf16:
-      HWY_DYNAMIC_DISPATCH(NarrowBf16)(from, count, to);
+      HWY_DYNAMIC_DISPATCH(NarrowBf16)(reinterpret_cast<const std::byte*>(from), count, to);
       break;
     case DType::kF16:
       HWY_DYNAMIC_DISPATCH(NarrowF16)(from, count, to);
@@ -142,12 +142,18 @@ void NarrowRow(const float* from, int count, DType dtype, std::byte* to) {
 
 void RoundRowToBf16(const float* from, int count, uint16_t* to) {
   InitIsa();
-  HWY_DYNAMIC_DISPATCH(NarrowBf16)(from, count, reinterpret_cast<std::byte*>(to));
+  HWY_DYNAMIC_DISPATCH(NarrowBf16)
+  (reinterpret_cast<const std::byte*>(from), count, reinterpret_cast<std::byte*>(to));
 }
 
 void RowToBf16(const std::byte* from, DType dtype, int count, uint16_t* to) {
   if (dtype == DType::kBf16) {
     std::memcpy(to, from, sizeof(uint16_t) * count);
+    return;
+  }
+  if (dtype == DType::kF32) {
+    InitIsa();
+    HWY_DYNAMIC_DISPATCH(NarrowBf16)(from, count, reinterpret_cast<std::byte*>(to));
     return;
   }
   HWY_ALIGN float wide[kMaxHeadDim];

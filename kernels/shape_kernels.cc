@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -26,6 +27,8 @@ bool ForPowersOfTwo(int rows, const Step& step) {
   }
   return true;
 }
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 int RoundUp(int n, int to) { return (n + to - 1) / to * to; }
 
@@ -52,7 +55,7 @@ ShapeKernels::ShapeKernels(const KvShape& shape) : layout_(shape) {
   const bool narrow = shape.dtype == KvDType::kBf16;
   k_ = narrow ? RoundUp(shape.head_dim, 2) : shape.head_dim;
   if (narrow && UseUkernels(/*bf16=*/true)) return;
-  bf16_operands_ = false;
+  bf16_ukernels_ = false;
   widens_ = narrow;
   stream_mode_ = narrow ? StreamMode::kWidened : StreamMode::kF32;
   if (UseUkernels(/*bf16=*/false)) return;
@@ -61,7 +64,7 @@ ShapeKernels::ShapeKernels(const KvShape& shape) : layout_(shape) {
 
 // Creates the ukernels and looks which streaming mode, if any, gives their bits. False: none, or wrong products.
 bool ShapeKernels::UseUkernels(bool bf16) {
-  bf16_operands_ = bf16;
+  bf16_ukernels_ = bf16;
   if (!CreateUkernels(bf16)) {
     ForgetUkernels();
     return false;
@@ -107,16 +110,20 @@ void ShapeKernels::ForgetUkernels() {
   panels_[0] = panels_[1] = PanelKernels{};
 }
 
-WeightFormat ShapeKernels::weight_format() const {
-  if (bf16_operands_) return WeightFormat::kBf16;
+bool ShapeKernels::HoldsBf16(int rows) const {
+  return Streams(rows) ? stream_mode_ == StreamMode::kDotPairs : bf16_ukernels_;
+}
+
+WeightFormat ShapeKernels::WeightFormatOf(int rows) const {
+  if (HoldsBf16(rows)) return WeightFormat::kBf16;
   return rounds_to_bf16() ? WeightFormat::kF32OfBf16 : WeightFormat::kF32;
 }
 
 int ShapeKernels::PaddedRows(int rows) const {
   if (Streams(rows)) return rows;
   // A few rows too many cost less than a second or third call for the remainder. An AMX tile has 16 rows.
-  if (bf16_operands_ && rows <= 16) return static_cast<int>(std::bit_ceil(static_cast<unsigned>(rows)));
-  return RoundUp(rows, bf16_operands_ ? 16 : 4);
+  if (bf16_ukernels_ && rows <= 16) return static_cast<int>(std::bit_ceil(static_cast<unsigned>(rows)));
+  return RoundUp(rows, bf16_ukernels_ ? 16 : 4);
 }
 
 int ShapeKernels::ScoreSteps() const { return rounds_to_bf16() ? k_ / 2 : k_; }
@@ -137,19 +144,22 @@ size_t ShapeKernels::ListAhead(const std::byte* const* blocks, int slots, const 
 }
 
 void ShapeKernels::Scores(const Products& args, ProductScratch* scratch) const {
-  if (!Streams(args.rows) && UkernelScores(args, scratch)) return;
-  StreamScores(args);
+  if (Streams(args.rows)) return StreamScores(args);
+  if (UkernelScores(args, scratch)) return;
+  // An object that was generated does not fail; if one does, rows are reported as not finite, not answered wrongly.
+  std::fill_n(args.strip, args.rows * kStripLd, kNaN);
 }
 
 void ShapeKernels::Values(const Products& args, float* values, ProductScratch* scratch) const {
-  if (!Streams(args.rows) && UkernelValues(args, values, scratch)) return;
-  StreamValues(args, values);
+  if (Streams(args.rows)) return StreamValues(args, values);
+  if (UkernelValues(args, values, scratch)) return;
+  std::fill_n(values, static_cast<size_t>(layout_.num_panels) * PaddedRows(args.rows) * kPanelColumns, kNaN);
 }
 
 void ShapeKernels::StreamScores(const Products& args) const {
   StreamArgs stream;
   stream.a = args.q;
-  stream.a_row_bytes = k_ * OperandBytes();
+  stream.a_row_bytes = k_ * StreamOperandBytes();
   stream.rows = args.rows;
   stream.pieces = 1;
   stream.steps = ScoreSteps();
@@ -168,7 +178,7 @@ void ShapeKernels::StreamValues(const Products& args, float* values) const {
   StreamArgs stream;
   stream.a = reinterpret_cast<const std::byte*>(args.strip);
   stream.a_row_bytes = kStripLd * sizeof(float);
-  stream.a_piece_bytes = kBlockTokens * OperandBytes();
+  stream.a_piece_bytes = kBlockTokens * StreamOperandBytes();
   stream.rows = args.rows;
   stream.b = pieces;
   stream.pieces = args.slots;
@@ -200,7 +210,7 @@ bool ShapeKernels::UkernelScores(const Products& args, ProductScratch* scratch) 
   const auto multiply = [&](int first_row, int size, int slot, const void* k) {
     constexpr BrgemmOffsets kNone;
     float* c = args.strip + first_row * kStripLd + slot * kBlockTokens;
-    return Execute(scores_[size], args.q + first_row * k_ * OperandBytes(), k, &kNone, c, scratch);
+    return Execute(scores_[size], args.q + first_row * k_ * UkernelOperandBytes(), k, &kNone, c, scratch);
   };
   const int rows = PaddedRows(args.rows);
   if (!widens_) {
@@ -229,7 +239,7 @@ bool ShapeKernels::UkernelValues(const Products& args, float* values, ProductScr
     const std::byte* base = widens_ ? reinterpret_cast<const std::byte*>(scratch->widened) : args.blocks[0];
     for (int slot = 0; slot < args.slots; ++slot) {
       const std::byte* v = args.blocks[slot] + layout_.PanelOffset(panel);
-      offsets[slot].a = static_cast<int64_t>(slot * kBlockTokens * OperandBytes());
+      offsets[slot].a = static_cast<int64_t>(slot * kBlockTokens * UkernelOperandBytes());
       if (widens_) {
         offsets[slot].b = static_cast<int64_t>(slot * panel_bytes);
         WidenPairs(reinterpret_cast<const uint16_t*>(v), kBlockTokens / 2, width,
@@ -253,7 +263,7 @@ bool ShapeKernels::UkernelValues(const Products& args, float* values, ProductScr
 std::string ShapeKernels::Description() const {
   const std::string streaming = std::string("streaming (") + HighwayTargetName() + ")";
   if (scores_[0] == nullptr) return streaming;
-  std::string ukernel = std::string("brgemm ") + (bf16_operands_ ? "bf16" : widens_ ? "f32 of widened bf16" : "f32");
+  std::string ukernel = std::string("brgemm ") + (bf16_ukernels_ ? "bf16" : widens_ ? "f32 of widened bf16" : "f32");
   ukernel += std::string(" (") + OneDnnIsaName() + ")";
   if (stream_rows_ == 0) return ukernel;
   return "up to " + std::to_string(stream_rows_) + " rows: " + streaming + ", more: " + ukernel;

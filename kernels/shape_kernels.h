@@ -31,7 +31,7 @@ struct ProductScratch {
 
 // A tile's rows against the visible blocks of one run.
 struct Products {
-  const std::byte* q = nullptr;  // [padded rows][q_units] in the operands' type
+  const std::byte* q = nullptr;  // [padded rows][q_ld], bf16 or f32: ShapeKernels::HoldsBf16
   int rows = 0;
   const std::byte* const* blocks = nullptr;  // [slots]
   int slots = 0;                             // 1..kRunBlocks
@@ -45,9 +45,12 @@ class ShapeKernels {
   static const ShapeKernels& Get(const KvShape& shape);
 
   const BlockLayout& layout() const { return layout_; }
-  bool bf16_operands() const { return bf16_operands_; }  // of Q's and the weights' rows; f32 otherwise
+  // Q's rows and the weights are rounded to bf16 values; tiles of so many rows hold them as bf16, or else as f32.
   bool rounds_to_bf16() const { return layout_.shape.dtype == KvDType::kBf16; }
-  WeightFormat weight_format() const;
+  bool HoldsBf16(int rows) const;
+  WeightFormat WeightFormatOf(int rows) const;
+  // bf16 ukernels flush denormals whatever MXCSR says: the thread must do so in everything else, or bits could differ.
+  bool flushes_denormals() const { return bf16_ukernels_; }
   int q_ld() const { return k_; }  // elements of a row of Q
   int PaddedRows(int rows) const;  // rows that strips and values must have room for; >= rows, <= kMaxTileRows
   bool Streams(int rows) const { return rows <= stream_rows_; }
@@ -76,7 +79,8 @@ class ShapeKernels {
   bool CreateUkernels(bool bf16);
   void ForgetUkernels();
   const PanelKernels& Panel(int panel) const { return panels_[layout_.PanelWidth(panel) == kPanelColumns ? 0 : 1]; }
-  size_t OperandBytes() const { return bf16_operands_ ? 2 : 4; }
+  size_t UkernelOperandBytes() const { return bf16_ukernels_ ? 2 : 4; }
+  size_t StreamOperandBytes() const { return stream_mode_ == StreamMode::kDotPairs ? 2 : 4; }
   int ScoreSteps() const;
   int ValueSteps() const;
 
@@ -88,7 +92,7 @@ class ShapeKernels {
 
   BlockLayout layout_;
   int k_ = 0;  // head_dim as multiplied: even for bf16
-  bool bf16_operands_ = false;
+  bool bf16_ukernels_ = false;
   bool widens_ = false;  // bf16 blocks go to the f32 ukernel
   StreamMode stream_mode_ = StreamMode::kF32;
   int stream_rows_ = kMaxTileRows;

@@ -14,12 +14,15 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// exp(x) for x <= 88; exactly 0 below -87, where the result would leave the normal numbers. NaN stays NaN.
+// exp(x) for x <= 88; exactly 0 below -87, where the result would leave the normal numbers. Not for NaN.
 // x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 is split so that n times its upper part is exact; polynomial of Cephes.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp(D d, V x) {
-  const hn::RebindToSigned<D> di;
-  const V n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504088896341f)));
+  const hn::RebindToUnsigned<D> du;
+  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits of the sum.
+  const V magic = hn::Set(d, 12582912.0f);
+  const V shifted = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), magic);
+  const V n = hn::Sub(shifted, magic);
   V r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
   r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
   V p = hn::MulAdd(hn::Set(d, 1.9875691500e-4f), r, hn::Set(d, 1.3981999507e-3f));
@@ -29,10 +32,9 @@ HWY_INLINE V Exp(D d, V x) {
   p = hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1f));
   p = hn::MulAdd(hn::Mul(p, r), r, hn::Add(r, hn::Set(d, 1.0f)));
   // n is within -126..127 where the result is used, so it can be added to the exponent.
-  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, n));
-  const V scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
-  const V result = hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0f)), scaled);
-  return hn::IfThenElse(hn::Eq(x, x), result, x);
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(du, shifted));
+  const V scaled = hn::BitCast(d, hn::Add(hn::BitCast(du, p), exponent));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0f)), scaled);
 }
 
 // tanh(x), odd, |error| of an ulp or two: a polynomial (Cephes) near zero, where 1 - 2 / (e^2x + 1) would cancel.

@@ -108,20 +108,31 @@ HWY_INLINE RowMax ScoreRow(const Strip& strip, int row) {
   return {top, hn::AllFalse(d, hn::IsNaN(probe)) && top < HUGE_VALF};
 }
 
-HWY_INLINE void StoreWeights(WeightFormat format, VF p, float* row, int column) {
+// Stores the weights of two neighbouring vectors in the format's place.
+template <WeightFormat kFormat>
+HWY_INLINE void StoreWeights(VF p0, VF p1, float* row, int column) {
   const DF d;
   const hn::RebindToUnsigned<DF> du;
-  if (format == WeightFormat::kF32) {
-    hn::Store(p, d, row + column);
-    return;
-  }
-  const auto bits = RoundBitsToBf16(du, hn::BitCast(du, p));
-  if (format == WeightFormat::kF32OfBf16) {
-    hn::Store(hn::BitCast(d, hn::And(bits, hn::Set(du, 0xFFFF0000u))), d, row + column);
+  if constexpr (kFormat == WeightFormat::kF32) {
+    hn::Store(p0, d, row + column);
+    hn::Store(p1, d, row + column + kLanes);
+  } else if constexpr (kFormat == WeightFormat::kF32OfBf16) {
+    const auto high = hn::Set(du, 0xFFFF0000u);
+    const auto b0 = RoundBitsToBf16(du, hn::BitCast(du, p0)), b1 = RoundBitsToBf16(du, hn::BitCast(du, p1));
+    hn::Store(hn::BitCast(d, hn::And(b0, high)), d, row + column);
+    hn::Store(hn::BitCast(d, hn::And(b1, high)), d, row + column + kLanes);
   } else {
-    // A vector's weights take the first half of what scores up to its end took: all of those were read.
-    const hn::Rebind<uint16_t, DF> d16;
-    hn::Store(hn::TruncateTo(d16, hn::ShiftRight<16>(bits)), d16, reinterpret_cast<uint16_t*>(row) + column);
+    // Two vectors' weights take the place of one vector's scores, at or before those that were just read.
+    const hn::Repartition<uint16_t, DF> d16;
+    uint16_t* to = reinterpret_cast<uint16_t*>(row) + column;
+#if HWY_NATIVE_DOT_BF16
+    // vcvtne2ps2bf16: the same rounding (weights are 0 or normal numbers, so it matters not that it flushes others).
+    const hn::Repartition<hwy::bfloat16_t, DF> dbf;
+    hn::Store(hn::BitCast(d16, hn::OrderedDemote2To(dbf, p0, p1)), d16, to);
+#else
+    const auto b0 = RoundBitsToBf16(du, hn::BitCast(du, p0)), b1 = RoundBitsToBf16(du, hn::BitCast(du, p1));
+    hn::Store(hn::OrderedTruncate2To(d16, hn::ShiftRight<16>(b0), hn::ShiftRight<16>(b1)), d16, to);
+#endif
   }
 }
 
@@ -130,21 +141,24 @@ template <WeightFormat kFormat, bool kWhole>
 HWY_INLINE void WeighBlock(float* scores, int slot, uint64_t word, VF scale, VF max, VF (&sums)[kSums]) {
   const DF d;
   for (int v = 0; v < kBlockVectors; v += kSums) {
+    const int column = slot * kBlockTokens + v * static_cast<int>(kLanes);
+    VF p[kSums];
     ATTND_UNROLL
     for (int i = 0; i < kSums; ++i) {
-      const int column = slot * kBlockTokens + (v + i) * static_cast<int>(kLanes);
-      VF p = Exp(d, hn::MulSub(hn::Load(d, scores + column), scale, max));
-      if constexpr (!kWhole) p = hn::IfThenElseZero(AllowedLanes(word, v + i), p);
-      sums[i] = hn::Add(sums[i], p);
-      StoreWeights(kFormat, p, scores, column);
+      p[i] = Exp(d, hn::MulSub(hn::Load(d, scores + column + i * kLanes), scale, max));
+      if constexpr (!kWhole) p[i] = hn::IfThenElseZero(AllowedLanes(word, v + i), p[i]);
+      sums[i] = hn::Add(sums[i], p[i]);
     }
+    StoreWeights<kFormat>(p[0], p[1], scores, column);
+    StoreWeights<kFormat>(p[2], p[3], scores, column + 2 * static_cast<int>(kLanes));
   }
 }
 
 template <WeightFormat kFormat>
 HWY_INLINE void ClearBlock(float* scores, int slot) {
-  for (int v = 0; v < kBlockVectors; ++v) {
-    StoreWeights(kFormat, hn::Zero(DF()), scores, slot * kBlockTokens + v * static_cast<int>(kLanes));
+  const VF zero = hn::Zero(DF());
+  for (int v = 0; v < kBlockVectors; v += 2) {
+    StoreWeights<kFormat>(zero, zero, scores, slot * kBlockTokens + v * static_cast<int>(kLanes));
   }
 }
 
@@ -248,16 +262,17 @@ void MergeRow(size_t panel_stride, int panels, float* values, float a, const flo
   }
 }
 
-bool NormalizeRowImpl(const float* values, int count, float factor, float sum, float* out) {
+bool NormalizeRowImpl(const float* values, size_t panel_stride, int columns, float factor, float sum, float* out) {
   const DF d;
   const VF vfactor = hn::Set(d, factor), vsum = hn::Set(d, sum), zero = hn::Zero(d);
   VF probe = zero;
-  for (int i = 0; i < count; i += static_cast<int>(kLanes)) {
-    const size_t n = count - i < static_cast<int>(kLanes) ? count - i : kLanes;
-    const VF x = hn::Div(hn::Mul(hn::LoadN(d, values + i, n), vfactor), vsum);
+  for (int first = 0; first < columns; first += static_cast<int>(kLanes)) {
+    const size_t n = HWY_MIN(columns - first, static_cast<int>(kLanes));
+    const float* from = values + first / kPanelColumns * panel_stride + first % kPanelColumns;
+    const VF x = hn::Div(hn::Mul(hn::LoadN(d, from, n), vfactor), vsum);
     const VF result = hn::Add(x, zero);  // -0 + 0 = 0: whether a sum of zeros ends as -0 depends on what was left out
     probe = hn::MulAdd(result, zero, probe);
-    hn::StoreN(result, d, out + i, n);
+    hn::StoreN(result, d, out + first, n);
   }
   return hn::AllFalse(d, hn::IsNaN(probe));
 }
@@ -307,9 +322,9 @@ void MergeRun(int rows, int padded_rows, int panels, float* values, RowSums* sum
   }
 }
 
-bool NormalizeRow(const float* values, int count, float factor, float sum, float* out) {
+bool NormalizeRow(const float* values, size_t panel_stride, int columns, float factor, float sum, float* out) {
   InitIsa();
-  return HWY_DYNAMIC_DISPATCH(NormalizeRowImpl)(values, count, factor, sum, out);
+  return HWY_DYNAMIC_DISPATCH(NormalizeRowImpl)(values, panel_stride, columns, factor, sum, out);
 }
 
 }  // namespace attnd

@@ -49,8 +49,9 @@ void ProbabilityStrip(const Strip& strip, const RowSums* rows);
 void MergeRun(int rows, int padded_rows, int panels, float* values, RowSums* sums, const float* run_values,
               const RowSums* run_sums);
 
-// out[i] = values[i] * factor / sum, never -0. False if a result is not finite.
-bool NormalizeRow(const float* values, int count, float factor, float sum, float* out);
+// out[c] = values[c] * factor / sum over a row's panels, which are panel_stride floats apart; never -0. False if a
+// result is not finite.
+bool NormalizeRow(const float* values, size_t panel_stride, int columns, float factor, float sum, float* out);
 
 }  // namespace attnd
 

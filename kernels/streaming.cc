@@ -162,9 +162,8 @@ HWY_NOINLINE void StreamTileAsAmx(const StreamArgs& args, int row, int column, s
         }
         ATTND_UNROLL
         for (int r = 0; r < kRows; ++r) {
-          const uint32_t pair = LoadA<uint32_t>(a + r * args.a_row_bytes, step);
-          const VF a_even = hn::BitCast(d, hn::Set(du, pair << 16));
-          const VF a_odd = hn::BitCast(d, hn::Set(du, pair & 0xFFFF0000u));
+          const VF a_even = hn::Set(d, LoadA<float>(a + r * args.a_row_bytes, 2 * step));
+          const VF a_odd = hn::Set(d, LoadA<float>(a + r * args.a_row_bytes, 2 * step + 1));
           ATTND_UNROLL
           for (int v = 0; v < kVectors; ++v) {
             evens[r][v] = hn::MulAdd(a_even, even[v], evens[r][v]);

@@ -135,7 +135,7 @@ void PackQueries(const Tile& tile, TileScratch* scratch) {
   for (int row = 0; row < tile.rows; ++row) {
     const std::byte* from =
         work.q + (tile.QueryOf(row) * work.heads.num_q_heads + tile.HeadOf(row)) * static_cast<int64_t>(row_bytes);
-    if (tile.kernels->bf16_operands()) {
+    if (tile.kernels->HoldsBf16(tile.rows)) {
       uint16_t* to = reinterpret_cast<uint16_t*>(scratch->q()) + row * ld;
       RowToBf16(from, work.q_dtype, dim, to);
       if (ld > dim) to[dim] = 0;
@@ -162,7 +162,7 @@ int ComputeRun(const Tile& tile, int64_t run_index, float* values, RowSums* sums
   Products products = ProductsOf(tile, run, scratch);
   products.ahead = ListAhead(tile, run, run_index + 1, scratch);
   tile.kernels->Scores(products, scratch->products());
-  const int bad_row = SoftmaxStrip(StripOf(tile, run, scratch), tile.kernels->weight_format(), sums);
+  const int bad_row = SoftmaxStrip(StripOf(tile, run, scratch), tile.kernels->WeightFormatOf(tile.rows), sums);
   tile.kernels->Values(products, values, scratch->products());
   return bad_row;
 }
@@ -190,11 +190,8 @@ int WriteRows(const Tile& tile, const float* values, const RowSums* sums) {
     if (empty) {
       std::fill_n(out, dim, 0.0f);
     } else {
-      for (int panel = 0; panel * kPanelColumns < dim; ++panel) {
-        const float* from = values + panel * panel_stride + row * kPanelColumns;
-        const int columns = std::min(kPanelColumns, dim - panel * kPanelColumns);
-        if (!NormalizeRow(from, columns, factor, sum, out + panel * kPanelColumns) && bad_row < 0) bad_row = row;
-      }
+      const float* from = values + row * kPanelColumns;
+      if (!NormalizeRow(from, panel_stride, dim, factor, sum, out) && bad_row < 0) bad_row = row;
     }
     NarrowRow(out, dim, work.out_dtype, work.out + index * static_cast<int64_t>(dim * DTypeBytes(work.out_dtype)));
   }

@@ -12,16 +12,17 @@ namespace {
 
 constexpr int kTrialRows = 32;
 
-void FillRandom(bool bf16, std::byte* to, size_t count, std::mt19937& random) {
-  std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
-  for (size_t i = 0; i < count; ++i) {
-    const float value = uniform(random);
-    if (bf16) {
-      RoundRowToBf16(&value, 1, reinterpret_cast<uint16_t*>(to) + i);
-    } else {
-      std::memcpy(to + i * sizeof(value), &value, sizeof(value));
-    }
-  }
+// Random values in -1..1 that are bf16 if `narrow`.
+float RandomValue(bool narrow, std::mt19937& random) {
+  float value = std::uniform_real_distribution<float>(-1.0f, 1.0f)(random);
+  uint16_t rounded;
+  RoundRowToBf16(&value, 1, &rounded);
+  return narrow ? Bf16ToFloat(rounded) : value;
+}
+
+void FillRow(bool narrow, float* f32, uint16_t* bf16, size_t count, std::mt19937& random) {
+  for (size_t i = 0; i < count; ++i) f32[i] = RandomValue(narrow, random);
+  RoundRowToBf16(f32, static_cast<int>(count), bf16);
 }
 
 }  // namespace
@@ -29,14 +30,28 @@ void FillRandom(bool bf16, std::byte* to, size_t count, std::mt19937& random) {
 UkernelTrial::UkernelTrial(const ShapeKernels& kernels)
     : kernels_(kernels),
       blocks_(kernels.layout().block_bytes * kRunBlocks),
-      q_(size_t{kTrialRows} * kernels.q_ld() * sizeof(float)),
-      weights_(kTrialRows * kStripLd * sizeof(float)),
       scratch_(ProductScratch::kWidenedFloats * sizeof(float) + Brgemm::kScratchpadBytes) {
   std::mt19937 random(1);
-  const bool narrow = kernels.rounds_to_bf16(), bf16 = kernels.bf16_operands();
-  FillRandom(narrow, blocks_.As<std::byte>(), blocks_.bytes() / (narrow ? 2 : 4), random);
-  FillRandom(bf16, q_.As<std::byte>(), size_t{kTrialRows} * kernels.q_ld(), random);
-  FillRandom(bf16, weights_.As<std::byte>(), kTrialRows * kStripLd * (bf16 ? 2 : 1), random);
+  const bool narrow = kernels.rounds_to_bf16();
+  if (narrow) {
+    for (size_t i = 0; i < blocks_.bytes() / 2; ++i) {
+      const float value = RandomValue(narrow, random);
+      RoundRowToBf16(&value, 1, blocks_.As<uint16_t>() + i);
+    }
+  } else {
+    for (size_t i = 0; i < blocks_.bytes() / 4; ++i) blocks_.As<float>()[i] = RandomValue(narrow, random);
+  }
+  const size_t q_count = size_t{kTrialRows} * kernels.q_ld();
+  q_.f32.Reserve(q_count * sizeof(float));
+  q_.bf16.Reserve(q_count * sizeof(uint16_t));
+  FillRow(narrow, q_.f32.As<float>(), q_.bf16.As<uint16_t>(), q_count, random);
+  // Rows of weights are kStripLd floats apart, whatever they hold.
+  weights_.f32.Reserve(kTrialRows * kStripLd * sizeof(float));
+  weights_.bf16.Reserve(kTrialRows * kStripLd * sizeof(float));
+  for (size_t row = 0; row < kTrialRows; ++row) {
+    FillRow(narrow, weights_.f32.As<float>() + row * kStripLd, weights_.bf16.As<uint16_t>() + row * 2 * kStripLd,
+            kRunTokens, random);
+  }
   for (AlignedBuffer& result : results_) result.Reserve(kTrialRows * kStripLd * sizeof(float));
 }
 
@@ -60,20 +75,19 @@ UkernelTrial::Outcome UkernelTrial::CompareRows(int rows, int slots) {
   ProductScratch scratch;
   scratch.widened = scratch_.As<float>();
   scratch.scratchpad = scratch_.As<float>() + ProductScratch::kWidenedFloats;
-  Products args{q_.As<std::byte>(), rows, blocks, slots, nullptr, nullptr};
+  const bool ukernel_bf16 = kernels_.UkernelOperandBytes() == 2, stream_bf16 = kernels_.StreamOperandBytes() == 2;
 
   float* x = results_[0].As<float>();
   float* y = results_[1].As<float>();
-  args.strip = x;
-  bool done = kernels_.UkernelScores(args, &scratch);
-  args.strip = y;
-  kernels_.StreamScores(args);
+  const Products ukernel_scores{q_.As(ukernel_bf16), rows, blocks, slots, x, nullptr};
+  bool done = kernels_.UkernelScores(ukernel_scores, &scratch);
+  kernels_.StreamScores({q_.As(stream_bf16), rows, blocks, slots, y, nullptr});
   Outcome outcome = CompareFloats(x, y, rows, kStripLd, slots * kBlockTokens, kernels_.q_ld());
 
-  args.strip = weights_.As<float>();
+  const auto weights = [&](bool bf16) { return reinterpret_cast<float*>(weights_.As(bf16)); };
   const int padded = kernels_.PaddedRows(rows);
-  done = done && kernels_.UkernelValues(args, x, &scratch);
-  kernels_.StreamValues(args, y);
+  done = done && kernels_.UkernelValues({nullptr, rows, blocks, slots, weights(ukernel_bf16), nullptr}, x, &scratch);
+  kernels_.StreamValues({nullptr, rows, blocks, slots, weights(stream_bf16), nullptr}, y);
   scratch.ReleaseContext();
   for (int p = 0; p < layout.num_panels; ++p) {
     const size_t offset = static_cast<size_t>(p) * padded * kPanelColumns;

@@ -23,7 +23,13 @@ class UkernelTrial {
   static Outcome CompareFloats(const float* x, const float* y, int rows, size_t ld, int columns, double terms);
 
   const ShapeKernels& kernels_;
-  AlignedBuffer blocks_, q_, weights_, scratch_;
+  AlignedBuffer blocks_, scratch_;
+  // The same values as the ukernel and as the streaming kernel hold them.
+  struct Operand {
+    AlignedBuffer bf16, f32;
+    std::byte* As(bool narrow) const { return (narrow ? bf16 : f32).As<std::byte>(); }
+  };
+  Operand q_, weights_;
   AlignedBuffer results_[2];
 };
 
