@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <vector>
 
 #include "kernels/convert.h"
 
@@ -12,18 +13,26 @@ namespace {
 
 constexpr int kTrialRows = 32;
 
-// Random values in -1..1 that are bf16 if `narrow`.
-float RandomValue(bool narrow, std::mt19937& random) {
-  float value = std::uniform_real_distribution<float>(-1.0f, 1.0f)(random);
-  uint16_t rounded;
-  RoundRowToBf16(&value, 1, &rounded);
-  return narrow ? Bf16ToFloat(rounded) : value;
-}
+// Random values in -1..1, as f32 and rounded to bf16; exactly bf16 in both if `narrow`. Drawn once, the memory is filled
+// with them over and over: their number is prime, so nothing repeats from row to row.
+struct Values {
+  static constexpr size_t kCount = 4093;
+  std::vector<float> f32 = std::vector<float>(kCount);
+  std::vector<uint16_t> bf16 = std::vector<uint16_t>(kCount);
 
-void FillRow(bool narrow, float* f32, uint16_t* bf16, size_t count, std::mt19937& random) {
-  for (size_t i = 0; i < count; ++i) f32[i] = RandomValue(narrow, random);
-  RoundRowToBf16(f32, static_cast<int>(count), bf16);
-}
+  explicit Values(bool narrow) {
+    std::mt19937 random(1);
+    std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
+    for (float& value : f32) value = uniform(random);
+    RoundRowToBf16(f32.data(), kCount, bf16.data());
+    for (size_t i = 0; i < kCount && narrow; ++i) f32[i] = Bf16ToFloat(bf16[i]);
+  }
+
+  template <class T>
+  static void Fill(const std::vector<T>& values, size_t first, T* to, size_t count) {
+    for (size_t i = 0; i < count; ++i) to[i] = values[(first + i) % kCount];
+  }
+};
 
 }  // namespace
 
@@ -31,27 +40,22 @@ UkernelTrial::UkernelTrial(const ShapeKernels& kernels)
     : kernels_(kernels),
       blocks_(kernels.layout().block_bytes * kRunBlocks),
       scratch_(ProductScratch::kWidenedFloats * sizeof(float) + Brgemm::kScratchpadBytes) {
-  std::mt19937 random(1);
-  const bool narrow = kernels.rounds_to_bf16();
-  if (narrow) {
-    for (size_t i = 0; i < blocks_.bytes() / 2; ++i) {
-      const float value = RandomValue(narrow, random);
-      RoundRowToBf16(&value, 1, blocks_.As<uint16_t>() + i);
-    }
+  const Values values(kernels.rounds_to_bf16());
+  if (kernels.rounds_to_bf16()) {
+    Values::Fill(values.bf16, 0, blocks_.As<uint16_t>(), blocks_.bytes() / sizeof(uint16_t));
   } else {
-    for (size_t i = 0; i < blocks_.bytes() / 4; ++i) blocks_.As<float>()[i] = RandomValue(narrow, random);
+    Values::Fill(values.f32, 0, blocks_.As<float>(), blocks_.bytes() / sizeof(float));
   }
-  const size_t q_count = size_t{kTrialRows} * kernels.q_ld();
-  q_.f32.Reserve(q_count * sizeof(float));
-  q_.bf16.Reserve(q_count * sizeof(uint16_t));
-  FillRow(narrow, q_.f32.As<float>(), q_.bf16.As<uint16_t>(), q_count, random);
-  // Rows of weights are kStripLd floats apart, whatever they hold.
-  weights_.f32.Reserve(kTrialRows * kStripLd * sizeof(float));
-  weights_.bf16.Reserve(kTrialRows * kStripLd * sizeof(float));
-  for (size_t row = 0; row < kTrialRows; ++row) {
-    FillRow(narrow, weights_.f32.As<float>() + row * kStripLd, weights_.bf16.As<uint16_t>() + row * 2 * kStripLd,
-            kRunTokens, random);
-  }
+  const auto fill = [&values](Operand& operand, size_t columns, size_t f32_ld, size_t bf16_ld) {
+    operand.f32.Reserve(kTrialRows * f32_ld * sizeof(float));
+    operand.bf16.Reserve(kTrialRows * bf16_ld * sizeof(uint16_t));
+    for (size_t row = 0; row < kTrialRows; ++row) {
+      Values::Fill(values.f32, row * columns, operand.f32.As<float>() + row * f32_ld, columns);
+      Values::Fill(values.bf16, row * columns, operand.bf16.As<uint16_t>() + row * bf16_ld, columns);
+    }
+  };
+  fill(q_, kernels.q_ld(), kernels.q_ld(), kernels.q_ld());
+  fill(weights_, kRunTokens, kStripLd, 2 * kStripLd);
   for (AlignedBuffer& result : results_) result.Reserve(kTrialRows * kStripLd * sizeof(float));
 }
 
