@@ -22,7 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# Read when torch and transformers are imported.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the weights are a file: nothing is looked up
+# Between two layers torch's threads would otherwise spin on the cores that a server on this machine computes with.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if not sys.stderr.isatty():
+    os.environ.setdefault("TQDM_DISABLE", "1")
 
 import torch
 import transformers
@@ -35,7 +40,7 @@ from attnd.transformers import RemoteCache
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPTS = (
     "The capital of France is",
-    "Once upon a time, in a small village by the sea, there lived an old clockmaker who",
+    "Once upon a time, there was a little girl who",
     "def fibonacci(n):\n    # Returns the n-th Fibonacci number.\n",
 )
 
@@ -174,14 +179,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--server", default="127.0.0.1:50051", metavar="HOST:PORT")
     parser.add_argument("--tokens", type=int, default=64, help="to generate for each prompt")
     parser.add_argument("--kv_dtype", default="f32", choices=("f32", "bf16"), help="how attnd stores K and V")
+    parser.add_argument("--threads", type=int, default=1, help="of torch, for everything but attention in attnd")
     options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     with attnd.Client(options.server) as client:
         try:
             info = client.server_info()
         except attnd.AttndError as error:
             print(f"no attnd at {options.server}: {error}", file=sys.stderr)
             return 1
-        print(f"attnd {info.version} at {options.server}: {info.isa}, {info.compute_threads} threads")
+        print(f"attnd {info.version} at {options.server}: {info.isa}, {info.compute_threads} compute threads")
+        print(f"torch {torch.__version__}, {options.threads} threads; transformers {transformers.__version__}")
         model, tokenizer = timed("Loading SmolLM2-135M", load)
         comparisons = run(model, tokenizer, client, options.tokens, options.kv_dtype)
     return 0 if all(comparison.equal for comparison in comparisons) else 1
