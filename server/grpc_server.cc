@@ -12,6 +12,7 @@
 #include <sstream>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
@@ -93,16 +94,14 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
         absl::StrCat("cannot listen on ", options.listen,
                      " (--listen): the port is in use, or the address is not one of this machine", what));
   }
-  const bool names_port = port > 0 && options.listen.rfind(':') != std::string::npos;
-  started->address_ =
-      names_port ? absl::StrCat(options.listen.substr(0, options.listen.rfind(':')), ":", port) : options.listen;
+  started->address_ = absl::StartsWith(options.listen, "unix:")
+                          ? options.listen
+                          : absl::StrCat(options.listen.substr(0, options.listen.rfind(':')), ":", port);
   started->SetServing(true);
   return started;
 }
 
-GrpcServer::~GrpcServer() {
-  Shutdown(absl::ZeroDuration());
-}
+GrpcServer::~GrpcServer() { Shutdown(absl::ZeroDuration()); }
 
 void GrpcServer::SetServing(bool serving) {
   grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();

@@ -79,9 +79,7 @@ AttentionService::AttentionService(Engine* engine, RpcObserver* observer, const 
 
 AttentionService::~AttentionService() = default;
 
-grpc::Service* AttentionService::service() {
-  return service_.get();
-}
+grpc::Service* AttentionService::service() { return service_.get(); }
 
 void AttentionService::BeginDrain() {
   state_->admission.BeginDrain();
@@ -93,8 +91,6 @@ void AttentionService::BeginDrain() {
   for (const auto& stream : streams) stream->BeginDrain();
 }
 
-bool AttentionService::WaitForCalls(absl::Time deadline) {
-  return state_->admission.WaitForCalls(deadline);
-}
+bool AttentionService::WaitForCalls(absl::Time deadline) { return state_->admission.WaitForCalls(deadline); }
 
 }  // namespace attnd

@@ -31,9 +31,7 @@ StepStreamCall* StepStreamCall::Start(ServiceState* state, grpc::CallbackServerC
 StepStreamCall::StepStreamCall(ServiceState* state, grpc::CallbackServerContext* context)
     : state_(state), context_(context), scope_(&state->admission, state->observer, RpcMethod::kStepStream) {}
 
-void StepStreamCall::BeginDrain() {
-  End(Admission::DrainingError());
-}
+void StepStreamCall::BeginDrain() { End(Admission::DrainingError()); }
 
 void StepStreamCall::End(const absl::Status& status) {
   const auto self = shared_from_this();  // the end may let go of this before the lock is released

@@ -16,10 +16,7 @@
 namespace attnd {
 
 absl::Status ParseMessage(grpc::ByteBuffer* bytes, google::protobuf::Message* message) {
-  // Invalid bytes are those of a message that the transport refused (too large): its client knows why already.
-  if (!bytes->Valid()) {
-    return MakeError(absl::StatusCode::kResourceExhausted, "MESSAGE_TOO_LARGE", "the transport refused the message");
-  }
+  if (!bytes->Valid()) return InvalidArgument("MALFORMED", "the call has no message");
   const size_t size = bytes->Length();
   bool parsed = false;
   {
@@ -62,6 +59,11 @@ UnaryCallBase::UnaryCallBase(ServiceState* state, RpcMethod method, grpc::Callba
 void UnaryCallBase::Start(const grpc::ByteBuffer* in, grpc::ByteBuffer* out, google::protobuf::Message* request) {
   out_ = out;
   absl::Status status = Admit(*state_, *context_, ServedWhileDraining());
+  // Without a message the client was gone, or out of time, before it was complete.
+  if (status.ok() && !in->Valid() &&
+      (context_->IsCancelled() || CancelCode(*context_) == absl::StatusCode::kDeadlineExceeded)) {
+    status = absl::Status(CancelCode(*context_), "the call was given up before its message was complete");
+  }
   if (status.ok() && in->Valid()) status = scope_.Reserve(static_cast<int64_t>(in->Length()));
   // gRPC lends the bytes as const but keeps them until the call ends; freed here they are not held twice.
   if (status.ok()) status = ParseMessage(const_cast<grpc::ByteBuffer*>(in), request);

@@ -9,9 +9,7 @@ namespace {
 constexpr absl::string_view kBadShape = "BAD_SHAPE";
 constexpr int64_t kMaxQueryOffset = int64_t{1} << 40;
 
-const std::byte* Bytes(const std::string& data) {
-  return reinterpret_cast<const std::byte*>(data.data());
-}
+const std::byte* Bytes(const std::string& data) { return reinterpret_cast<const std::byte*>(data.data()); }
 
 absl::Status FillShapes(const v1::AttendRequest& request, AttendTask* task) {
   if (request.num_queries() < 1 || request.num_keys() < 1) {

@@ -161,9 +161,7 @@ v1::SessionConfig ServiceTest::MeanConfig(int num_layers) {
   return config;
 }
 
-std::string ServiceTest::Create(int num_layers) {
-  return Create(MeanConfig(num_layers));
-}
+std::string ServiceTest::Create(int num_layers) { return Create(MeanConfig(num_layers)); }
 
 std::string ServiceTest::Create(const v1::SessionConfig& config) {
   grpc::ClientContext context;

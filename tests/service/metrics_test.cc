@@ -135,10 +135,11 @@ TEST_F(MetricsTest, M01_EveryCallIsCountedOnceAndNoGaugeSticks) {
     gate_.Open();
     ASSERT_TRUE(WaitForMetric("attnd_queue_depth", 0));
     grpc::ClientContext late;  // past its deadline in the queue or in compute
-    late.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(20));
+    late.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
     gate_.Close();
     v1::StepResponse response;
     EXPECT_EQ(stub_->Step(&late, MeanStep(id, {1}), &response).error_code(), StatusCode::DEADLINE_EXCEEDED);
+    ASSERT_TRUE(WaitForMetric("attnd_requests_in_flight", 0)) << "the server knows too";
     gate_.Open();
   }
   EXPECT_TRUE(WaitForMetric("attnd_requests_in_flight", 0));

@@ -116,6 +116,7 @@ TEST_F(SessionTest, S08_CancelledAndExpiredStepsAppendNothing) {
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
   v1::StepResponse response;
   EXPECT_EQ(stub_->Step(&context, MeanStep(id, {50}), &response).error_code(), StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(WaitForMetric("attnd_requests_in_flight", 1)) << "the server knows too";
   gate_.Open();
   holder.join();
   EXPECT_EQ(Mean(id, {6}), Floats({3}));
