@@ -36,9 +36,7 @@ static bool AbslParseFlag(absl::string_view text, ByteSize* size, std::string* e
   return true;
 }
 
-static std::string AbslUnparseFlag(ByteSize size) {
-  return size.bytes == 0 ? "auto" : FormatBytes(size.bytes);
-}
+static std::string AbslUnparseFlag(ByteSize size) { return size.bytes == 0 ? "auto" : FormatBytes(size.bytes); }
 
 }  // namespace attnd
 
@@ -81,9 +79,7 @@ constexpr absl::string_view kFlagNames[] = {
     "drain_timeout",    "tls_cert",         "tls_key",           "tls_client_ca",      "auth_tokens_file",
 };
 
-std::string EnvironmentName(absl::string_view flag) {
-  return absl::StrCat("ATTND_", absl::AsciiStrToUpper(flag));
-}
+std::string EnvironmentName(absl::string_view flag) { return absl::StrCat("ATTND_", absl::AsciiStrToUpper(flag)); }
 
 void ReadEnvironment() {
   for (const absl::string_view name : kFlagNames) {

@@ -89,6 +89,4 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace attnd
 
-int main(int argc, char** argv) {
-  return attnd::Main(argc, argv);
-}
+int main(int argc, char** argv) { return attnd::Main(argc, argv); }

@@ -187,20 +187,12 @@ void Metrics::SetStatsSource(const Engine* engine) {
   state_->engine = engine;
 }
 
-void Metrics::SetReady(bool ready) {
-  state_->ready->Set(ready ? 1 : 0);
-}
-void Metrics::SetDraining(bool draining) {
-  state_->draining->Set(draining ? 1 : 0);
-}
+void Metrics::SetReady(bool ready) { state_->ready->Set(ready ? 1 : 0); }
+void Metrics::SetDraining(bool draining) { state_->draining->Set(draining ? 1 : 0); }
 
-const std::shared_ptr<prometheus::Collectable>& Metrics::collectable() const {
-  return state_->collectable;
-}
+const std::shared_ptr<prometheus::Collectable>& Metrics::collectable() const { return state_->collectable; }
 
-std::string Metrics::Text() const {
-  return prometheus::TextSerializer().Serialize(state_->collectable->Collect());
-}
+std::string Metrics::Text() const { return prometheus::TextSerializer().Serialize(state_->collectable->Collect()); }
 
 void Metrics::OnStepDone(Phase phase, int64_t tokens, absl::Duration total, absl::Duration queue,
                          absl::Duration compute) {
@@ -217,13 +209,9 @@ void Metrics::OnBatch(int segments, int64_t tokens, int64_t kv_bytes_read) {
   state_->kv_read_bytes->Increment(static_cast<double>(kv_bytes_read));
 }
 
-void Metrics::OnCancelled(CancelStage stage) {
-  state_->cancelled[static_cast<int>(stage)]->Increment();
-}
+void Metrics::OnCancelled(CancelStage stage) { state_->cancelled[static_cast<int>(stage)]->Increment(); }
 
-void Metrics::OnSessionCreated() {
-  state_->created->Increment();
-}
+void Metrics::OnSessionCreated() { state_->created->Increment(); }
 
 void Metrics::OnSessionClosed(absl::string_view reason) {
   const auto counter = state_->closed.find(reason);
@@ -242,12 +230,8 @@ void Metrics::OnError(absl::string_view reason) {
   counter->second->Increment();
 }
 
-void Metrics::OnRequestsInFlight(int delta) {
-  state_->requests_in_flight->Increment(delta);
-}
-void Metrics::OnStreamsActive(int delta) {
-  state_->streams_active->Increment(delta);
-}
+void Metrics::OnRequestsInFlight(int delta) { state_->requests_in_flight->Increment(delta); }
+void Metrics::OnStreamsActive(int delta) { state_->streams_active->Increment(delta); }
 
 std::string Metrics::Reference() const {
   std::map<std::string, std::string> rows;

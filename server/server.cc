@@ -110,13 +110,9 @@ Server::~Server() {
   if (metrics_ != nullptr) metrics_->SetStatsSource(nullptr);
 }
 
-const std::string& Server::address() const {
-  return grpc_server_->address();
-}
+const std::string& Server::address() const { return grpc_server_->address(); }
 
-std::string Server::metrics_address() const {
-  return metrics_server_ == nullptr ? "" : metrics_server_->address();
-}
+std::string Server::metrics_address() const { return metrics_server_ == nullptr ? "" : metrics_server_->address(); }
 
 bool Server::WaitForCalls(absl::Time deadline) {
   while (!hurry_.load(std::memory_order_acquire)) {
