@@ -47,8 +47,6 @@ absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(int64_t capacity_bytes) {
 Arena::Arena(void* mapping, size_t mapping_bytes, uint32_t num_pages)
     : mapping_(mapping), mapping_bytes_(mapping_bytes), base_(AlignToPage(mapping)), num_pages_(num_pages) {}
 
-Arena::~Arena() {
-  munmap(mapping_, mapping_bytes_);
-}
+Arena::~Arena() { munmap(mapping_, mapping_bytes_); }
 
 }  // namespace attnd

@@ -10,9 +10,7 @@
 namespace attnd {
 namespace {
 
-int64_t BlockCount(int64_t tokens) {
-  return (tokens + kBlockTokens - 1) / kBlockTokens;
-}
+int64_t BlockCount(int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
 }  // namespace
 
@@ -23,13 +21,9 @@ SessionCache::SessionCache(BlockPool* pool, size_t block_bytes, int num_layers, 
       account_(pool->OpenAccount(block_bytes)),
       layers_(num_layers) {}
 
-SessionCache::~SessionCache() {
-  assert(account_.held == 0 && account_.reserved == 0);
-}
+SessionCache::~SessionCache() { assert(account_.held == 0 && account_.reserved == 0); }
 
-int64_t SessionCache::BlocksFor(int64_t tokens) const {
-  return BlockCount(tokens) * num_kv_heads_;
-}
+int64_t SessionCache::BlocksFor(int64_t tokens) const { return BlockCount(tokens) * num_kv_heads_; }
 
 int64_t SessionCache::BlocksWith(int layer, int64_t tokens) const {
   return account_.held - BlocksFor(layers_[layer].length) + BlocksFor(tokens);

@@ -25,9 +25,7 @@ absl::Status UnavailableError() {
   return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the server is shutting down; nothing was appended");
 }
 
-absl::Duration Since(absl::Time from, absl::Time to) {
-  return std::max(absl::ZeroDuration(), to - from);
-}
+absl::Duration Since(absl::Time from, absl::Time to) { return std::max(absl::ZeroDuration(), to - from); }
 
 // Rows of failed segments are zeros: never another session's numbers, never what memory held before.
 void ZeroFailedRows(const Job& job) {

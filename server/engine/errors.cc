@@ -13,9 +13,7 @@ constexpr absl::string_view kPayloadUrl = "attnd/error-details";
 
 // The payload is a list of strings, each as its length, a colon and its bytes: reason, delay in nanoseconds, then keys
 // and values in turn.
-void Append(absl::string_view field, std::string* out) {
-  absl::StrAppend(out, field.size(), ":", field);
-}
+void Append(absl::string_view field, std::string* out) { absl::StrAppend(out, field.size(), ":", field); }
 
 std::optional<absl::string_view> Next(absl::string_view* in) {
   const size_t colon = in->find(':');

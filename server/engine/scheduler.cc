@@ -29,9 +29,7 @@ void Scheduler::Add(Item item) {
   if (entry->lanes_ahead == 0) MakeReady(entry);
 }
 
-void Scheduler::MakeReady(Entry* entry) {
-  (entry->item.prefill ? prefills_ : decodes_).push_back(entry);
-}
+void Scheduler::MakeReady(Entry* entry) { (entry->item.prefill ? prefills_ : decodes_).push_back(entry); }
 
 Scheduler::Batch Scheduler::Form(absl::Time now, absl::FunctionRef<bool(uint64_t)> is_cancelled) {
   Batch batch;

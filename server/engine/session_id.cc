@@ -35,9 +35,7 @@ SessionId NewSessionId() {
   return id;
 }
 
-std::string FormatSessionId(SessionId id) {
-  return absl::StrFormat("%016x%016x", id.high, id.low);
-}
+std::string FormatSessionId(SessionId id) { return absl::StrFormat("%016x%016x", id.high, id.low); }
 
 absl::StatusOr<SessionId> ParseSessionId(absl::string_view text) {
   if (text.size() != kDigits) {

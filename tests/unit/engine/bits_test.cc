@@ -20,7 +20,7 @@ namespace {
 
 constexpr HeadCounts kHeads = {6, 2};
 constexpr int kHeadDim = 40, kValueDim = 72;
-constexpr int64_t kTokens = 700;  // ends inside a block of the second run
+constexpr int64_t kTokens = kThreadSanitizer ? 150 : 700;  // ends inside a block, of the second run
 
 struct Sequence {
   std::vector<float> q = RandomFloats(1, kTokens* kHeads.num_q_heads* kHeadDim);
@@ -179,8 +179,8 @@ TEST_P(Bits, AmongOthers) {
       }
     });
   }
-  ExpectSame(RunSteps(&h, GetParam(), {1}), whole, "token by token");
-  ExpectSame(RunSteps(&h, GetParam(), {300, 1}), whole, "prefill and decodes");
+  if (!kThreadSanitizer) ExpectSame(RunSteps(&h, GetParam(), {1}), whole, "token by token");
+  ExpectSame(RunSteps(&h, GetParam(), {kTokens - 50, 1}), whole, "prefill and decodes");
   stop = true;
   for (std::thread& thread : others) thread.join();
 }
@@ -195,12 +195,14 @@ TEST_P(Bits, ReplayAndRewind) {
     const size_t floats = (kTokens - start) * kHeads.num_q_heads * kValueDim;
     return std::vector<float>(whole.out.end() - static_cast<ptrdiff_t>(floats), whole.out.end());
   };
-  for (const int64_t start : {0, 1, 63, 64, 511, 512, 640, 699}) {
+  for (const int64_t start : {0, 1, 63, 64, 149, 511, 512, 640, 699}) {
+    if (start >= kTokens) break;
     StepArgs args = TokensArgs(id, start, kTokens);
     args.segments[0].start_position = start;
     EXPECT_TRUE(SameBits(h.Step(args).out, tail(start))) << "replay from " << start;
   }
   for (const int64_t cut : {650, 300, 63, 0}) {
+    if (cut > kTokens) continue;
     ASSERT_TRUE(h.Rewind(id, cut).ok());
     EXPECT_TRUE(SameBits(h.Step(TokensArgs(id, cut, kTokens)).out, tail(cut))) << "rewound to " << cut;
   }
@@ -258,7 +260,7 @@ TEST(BitsNonCausal, ChunksSeeAllKeys) {
     SessionConfig config = Config(KvDType::kF32);
     config.causal = false;
     const std::string id = h.Create(config);
-    const StepAnswer answer = h.Step(TokensArgs(id, 0, 500));
+    const StepAnswer answer = h.Step(TokensArgs(id, 0, 150));
     ASSERT_TRUE(answer.status.ok()) << answer.status;
     if (first.empty()) first = answer.out;
     EXPECT_TRUE(SameBits(answer.out, first)) << chunk;

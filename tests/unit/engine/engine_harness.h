@@ -23,6 +23,13 @@
 
 namespace attnd {
 
+// ThreadSanitizer makes the kernels some fifty times slower: tests whose size is not the point take less of it.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
+
 // One layer, every dim and head count 1, scale 1: what the scenarios use.
 SessionConfig TinyConfig();
 

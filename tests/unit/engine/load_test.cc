@@ -71,6 +71,7 @@ TEST(Load, S10TwoClientsOnOneSession) {
 }
 
 TEST(Load, S19SessionsAreNeverMixed) {
+  constexpr int kSteps = kThreadSanitizer ? 70 : 200;
   Harness h;
   SessionConfig config = TinyConfig();
   config.heads = {4, 2};
@@ -80,7 +81,7 @@ TEST(Load, S19SessionsAreNeverMixed) {
   std::vector<std::thread> clients;
   for (int t = 0; t < 16; t++) {
     clients.emplace_back([&, t] {
-      for (int n = 0; n < 200; n++) {
+      for (int n = 0; n < kSteps; n++) {
         for (int s = t; s < 64; s += 16) {
           StepArgs args;
           args.segments.resize(1);
@@ -97,7 +98,7 @@ TEST(Load, S19SessionsAreNeverMixed) {
     });
   }
   for (std::thread& client : clients) client.join();
-  for (const std::string& id : ids) EXPECT_EQ(h.Length(id), 200);
+  for (const std::string& id : ids) EXPECT_EQ(h.Length(id), kSteps);
   for (const std::string& id : ids) EXPECT_TRUE(h.engine->CloseSession(id).value());
   ExpectEmpty(&h);
 }
@@ -304,7 +305,7 @@ TEST(Load, C03DecodesAreNotStuckBehindALongPrefill) {
   EXPECT_GE(ms.size(), 30u);
   std::sort(ms.begin(), ms.end());
   // A batch that runs, and its own: 10 ms, where the prefill takes 640.
-  EXPECT_LT(ms[ms.size() / 2], 50);
+  EXPECT_LT(ms[ms.size() / 2], kThreadSanitizer ? 250 : 50);
 }
 
 TEST(Load, DrainFinishesWhatIsThere) {
@@ -432,9 +433,7 @@ TEST(Ttl, IdleClockStartsWhenTheStepEnds) {
   EXPECT_EQ(h.engine->GetSession(eternal)->time_to_live, absl::InfiniteDuration());
 }
 
-double ProcessCpuSeconds() {
-  return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
-}
+double ProcessCpuSeconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 // S06: each id is reaped once, and nobody spins: neither the reaper nor the idle compute threads.
 TEST(Ttl, S06TheReaperDoesNotSpin) {
@@ -451,7 +450,7 @@ TEST(Ttl, S06TheReaperDoesNotSpin) {
   EXPECT_TRUE(Eventually([&] { return h.observer["expired"] == 100; }));
   const double before = ProcessCpuSeconds();
   absl::SleepFor(absl::Seconds(1));
-  EXPECT_LT(ProcessCpuSeconds() - before, 0.05);
+  EXPECT_LT(ProcessCpuSeconds() - before, 0.1);
   EXPECT_EQ(h.observer["expired"], 100);
   gate.Open();
   for (auto& answer : answers) EXPECT_TRUE(answer.get().status.ok());
@@ -496,7 +495,8 @@ TEST(Load, MemoryStaysFlatOverManySteps) {
   for (int i = 0; i < 3; i++) round();
   const int64_t before = ResidentBytes();
   for (int i = 0; i < 10; i++) round();
-  EXPECT_LT(ResidentBytes() - before, 4 << 20);
+  const int64_t growth = ResidentBytes() - before;
+  EXPECT_LT(growth, kThreadSanitizer ? 64 << 20 : 4 << 20);
   ExpectEmpty(&h);
 }
 
