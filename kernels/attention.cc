@@ -40,22 +40,23 @@ struct Task {
   int64_t cost = 0;
 };
 
-// Floats of one run's partial result: values, then RowSums.
+// A run's partial result is its values, then its RowSums.
+size_t ValuesFloats(const Tile& tile) {
+  const size_t rows = tile.kernels->PaddedRows(tile.rows);
+  return rows * kPanelColumns * tile.kernels->layout().num_panels;
+}
+
 size_t PartialFloats(const Tile& tile) {
-  const size_t values = static_cast<size_t>(tile.kernels->layout().num_panels) *
-                        tile.kernels->PaddedRows(tile.rows) * kPanelColumns;
   const size_t sums = static_cast<size_t>(tile.rows) * sizeof(RowSums) / sizeof(float);
-  return (values + sums + 15) / 16 * 16;
+  return (ValuesFloats(tile) + sums + 15) / 16 * 16;  // whole cache lines
 }
 
 RowSums* PartialSums(const Tile& tile, float* partial) {
-  const size_t values = static_cast<size_t>(tile.kernels->layout().num_panels) *
-                        tile.kernels->PaddedRows(tile.rows) * kPanelColumns;
-  return reinterpret_cast<RowSums*>(partial + values);
+  return reinterpret_cast<RowSums*>(partial + ValuesFloats(tile));
 }
 
-// vdpbf16ps and AMX flush denormals to zero whatever MXCSR says; for bf16 operands everything else on the thread does so
-// too, or the streaming kernel's bits could differ from the ukernel's.
+// vdpbf16ps and AMX flush denormals to zero whatever MXCSR says; for bf16 operands everything else on the thread does
+// so too, or the streaming kernel's bits could differ from the ukernel's.
 class DenormalsFlushed {
  public:
   explicit DenormalsFlushed(bool flush) : flush_(flush) {

@@ -74,9 +74,15 @@ double WorstError(KvDType dtype, int groups) {
   const int tasks = batch.Plan();
   for (int task = 0; task < tasks; ++task) batch.Run(task, 0);
 
-  const ReferenceOutput expected = ReferenceAttention(
-      {work.heads, kTestDim, kTestDim, work.softmax, {}, work.first_position, {q.begin(), q.end()},
-       {k.begin(), k.end()}, {v.begin(), v.end()}});
+  const ReferenceOutput expected = ReferenceAttention({work.heads,
+                                                       kTestDim,
+                                                       kTestDim,
+                                                       work.softmax,
+                                                       {},
+                                                       work.first_position,
+                                                       {q.begin(), q.end()},
+                                                       {k.begin(), k.end()},
+                                                       {v.begin(), v.end()}});
   double worst = 0;
   for (size_t row = 0; row < out.size(); row += kTestDim) {
     double error = 0, norm = 0;

@@ -15,9 +15,9 @@ namespace attnd {
 inline constexpr size_t kStripLd = kRunTokens + 16;
 
 enum class WeightFormat : uint8_t {
-  kF32,         // in the scores' place
-  kF32OfBf16,   // the same, rounded to bf16 values
-  kBf16,        // in the scores' place: row r starts where the scores of row r started, distance 2 * kStripLd
+  kF32,        // in the scores' place
+  kF32OfBf16,  // the same, rounded to bf16 values
+  kBf16,       // in the scores' place: row r starts where the scores of row r started, distance 2 * kStripLd
 };
 
 // Row r: scores[r * kStripLd + slot * 64 + column]; a slot is a visible block of the run.
@@ -32,7 +32,8 @@ struct Strip {
   const float* distances = nullptr;  // [rows][slots] of a slot's first key from the row's position; with slopes
 };
 
-// What is known of a row after some runs: sum of exp(score - max) * value, and max and sum. sum = 0: no allowed key yet.
+// What is known of a row after some runs: sum of exp(score - max) * value, and max and sum. sum = 0: no allowed key
+// yet.
 struct RowSums {
   float max = 0;
   float sum = 0;

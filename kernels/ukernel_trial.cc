@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kTrialRows = 32;
 
-// Random values in -1..1, as f32 and rounded to bf16; exactly bf16 in both if `narrow`. Drawn once, the memory is filled
-// with them over and over: their number is prime, so nothing repeats from row to row.
+// Random values in -1..1, as f32 and rounded to bf16; exactly bf16 in both if `narrow`. Drawn once, the memory is
+// filled with them over and over: their number is prime, so nothing repeats from row to row.
 struct Values {
   static constexpr size_t kCount = 4093;
   std::vector<float> f32 = std::vector<float>(kCount);
@@ -61,8 +61,8 @@ UkernelTrial::UkernelTrial(const ShapeKernels& kernels)
 
 UkernelTrial::Outcome UkernelTrial::Compare() {
   Outcome worst = Outcome::kSameBits;
-  // Rows around the sizes that streaming serves and one of several tiles; batches of one (a path of its own on AMX), odd
-  // and whole runs.
+  // Rows around the sizes that streaming serves and one of several tiles; batches of one (a path of its own on AMX),
+  // odd and whole runs.
   for (const int rows : {1, 4, 7, 8, kTrialRows}) {
     for (const int slots : {1, 3, kRunBlocks}) worst = std::max(worst, CompareRows(rows, slots));
   }

@@ -1,4 +1,5 @@
-// Loops over registers must be unrolled: GCC at -O2 keeps an array of vectors in memory when the loop over it stays one.
+// Loops over registers must be unrolled: GCC at -O2 keeps an array of vectors in memory when the loop over it stays
+// one.
 #ifndef ATTND_KERNELS_UNROLL_H_
 #define ATTND_KERNELS_UNROLL_H_
 

@@ -17,7 +17,8 @@ void AppendHead(const Options& options, const Layers& layers, int layer, int hea
   const size_t row_bytes = static_cast<size_t>(options.shape.num_kv_heads) * options.shape.head_dim * sizeof(float);
   for (int64_t token = 0; token < options.tokens; token += step) {
     const int tokens = static_cast<int>(std::min<int64_t>(step, options.tokens - token));
-    const std::byte* from = reinterpret_cast<const std::byte*>(rows + head * options.shape.head_dim) + token * row_bytes;
+    const std::byte* from =
+        reinterpret_cast<const std::byte*>(rows + head * options.shape.head_dim) + token * row_bytes;
     const RowsView view{from, row_bytes, DType::kF32};
     WriteTokens(layers.layout(), layers.block(layer, head, token / kBlockTokens),
                 static_cast<int>(token % kBlockTokens), tokens, view, view);
@@ -39,13 +40,14 @@ int RunAppend(const Options& options) {
              [&](int head, int) { AppendHead(options, layers, layer, head, step, rows.data()); });
   };
   const std::vector<std::byte> source(head_bytes, std::byte{1});
-  const std::vector<double> medians = MediansInterleaved(
-      options.seconds, {[&] { append(kBlockTokens); }, [&] { append(1); }, [&] {
-                          const int layer = next_layer();
-                          pool.Run(options.shape.num_kv_heads, [&](int head, int) {
-                            std::memcpy(layers.block(layer, head, 0), source.data(), head_bytes);
-                          });
-                        }});
+  const std::vector<double> medians =
+      MediansInterleaved(options.seconds, {[&] { append(kBlockTokens); }, [&] { append(1); },
+                                           [&] {
+                                             const int layer = next_layer();
+                                             pool.Run(options.shape.num_kv_heads, [&](int head, int) {
+                                               std::memcpy(layers.block(layer, head, 0), source.data(), head_bytes);
+                                             });
+                                           }});
   const double bytes = static_cast<double>(layers.bytes());
   const double roof = bytes / medians[2] / 1e9;
   Print(options, {"append/64", medians[0] * 1e6, bytes / medians[0] / 1e9, "GB/s", roof});

@@ -1,4 +1,5 @@
-// Decode: one token of one session against a layer's whole context. Layers take turns, so that K and V come from memory.
+// Decode: one token of one session against a layer's whole context. Layers take turns, so that K and V come from
+// memory.
 #include <algorithm>
 #include <cstdio>
 
@@ -17,13 +18,12 @@ int RunDecode(const Options& options) {
   int turn = 0;
   const auto next_layer = [&] { return turn++ % layers.count(); };
   const std::vector<double> medians = MediansInterleaved(
-      options.seconds,
-      {[&] {
-         batch.Clear();
-         batch.Add(layers.Work(next_layer(), 1));
-         pool.Run(batch.Plan(), [&](int task, int thread) { batch.Run(task, thread); });
-       },
-       [&] { ReadStream(&pool, layers.data(next_layer()), layers.bytes()); }, [&] { peak.Run(); }});
+      options.seconds, {[&] {
+                          batch.Clear();
+                          batch.Add(layers.Work(next_layer(), 1));
+                          pool.Run(batch.Plan(), [&](int task, int thread) { batch.Run(task, thread); });
+                        },
+                        [&] { ReadStream(&pool, layers.data(next_layer()), layers.bytes()); }, [&] { peak.Run(); }});
   // The roofline: no faster than the bytes can be read, nor than the products can be multiplied.
   const double bytes = static_cast<double>(layers.bytes());
   const double flops = 4.0 * options.shape.num_q_heads * options.shape.head_dim * options.tokens;

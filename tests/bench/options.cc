@@ -56,8 +56,8 @@ bool ParseOne(std::string_view name, std::string_view value, Options* options) {
 
 const std::vector<ModelShape>& ModelShapes() {
   static const std::vector<ModelShape> kShapes = {
-      {"llama3-8b", 32, 8, 128}, {"llama3-70b", 64, 8, 128}, {"gpt2", 12, 12, 64},
-      {"smollm2-135m", 9, 3, 64}, {"qwen2-7b", 28, 4, 128},  {"gemma2-9b", 16, 8, 256},
+      {"llama3-8b", 32, 8, 128},  {"llama3-70b", 64, 8, 128}, {"gpt2", 12, 12, 64},
+      {"smollm2-135m", 9, 3, 64}, {"qwen2-7b", 28, 4, 128},   {"gemma2-9b", 16, 8, 256},
   };
   return kShapes;
 }
@@ -80,7 +80,8 @@ std::string OptionsHelp() {
   for (const ModelShape& shape : ModelShapes()) help += std::string(" ") + shape.name;
   return help +
          "\n  --tokens=N      context (4096)\n  --kv=f32|bf16   element type of the cache (f32)\n"
-         "  --threads=N     (all that this process may use)\n  --layers=N      layers in turn (enough to come from memory)\n"
+         "  --threads=N     (all that this process may use)\n  --layers=N      layers in turn (enough to come from "
+         "memory)\n"
          "  --seconds=S     of measurement (2)\n  --json          one object a row\n";
 }
 

@@ -14,13 +14,12 @@ int RunPrefill(const Options& options) {
   AttentionBatch batch(options.threads);
   MultiplyPeak peak(&pool, options.kv);
   const std::vector<double> medians = MediansInterleaved(
-      options.seconds,
-      {[&] {
-         batch.Clear();
-         batch.Add(layers.Work(0, options.tokens));
-         pool.Run(batch.Plan(), [&](int task, int thread) { batch.Run(task, thread); });
-       },
-       [&] { peak.Run(); }});
+      options.seconds, {[&] {
+                          batch.Clear();
+                          batch.Add(layers.Work(0, options.tokens));
+                          pool.Run(batch.Plan(), [&](int task, int thread) { batch.Run(task, thread); });
+                        },
+                        [&] { peak.Run(); }});
   // Each query multiplies with the keys up to its own, once for the scores and once for the values.
   const double pairs = 0.5 * static_cast<double>(options.tokens) * static_cast<double>(options.tokens + 1);
   const double flops = 4.0 * options.shape.num_q_heads * options.shape.head_dim * pairs;

@@ -27,10 +27,11 @@ void Print(const Options& options, const Row& row) {
   const char* kv = KvName(options.kv);
   const double ratio = row.roof > 0 ? row.value / row.roof : 0;
   if (options.json) {
-    std::printf("{\"name\": \"%s\", \"shape\": \"%s\", \"tokens\": %lld, \"kv\": \"%s\", \"threads\": %d, "
-                "\"median_us\": %.2f, \"value\": %.3f, \"unit\": \"%s\", \"roof\": %.3f, \"ratio\": %.3f}\n",
-                row.name.c_str(), shape, static_cast<long long>(options.tokens), kv, options.threads, row.median_us,
-                row.value, row.unit, row.roof, ratio);
+    std::printf(
+        "{\"name\": \"%s\", \"shape\": \"%s\", \"tokens\": %lld, \"kv\": \"%s\", \"threads\": %d, "
+        "\"median_us\": %.2f, \"value\": %.3f, \"unit\": \"%s\", \"roof\": %.3f, \"ratio\": %.3f}\n",
+        row.name.c_str(), shape, static_cast<long long>(options.tokens), kv, options.threads, row.median_us, row.value,
+        row.unit, row.roof, ratio);
   } else {
     std::printf("%-12s %-14s T=%-6lld %-5s %2d threads  %10.1f us  %8.2f %-7s  roof %8.2f  ratio %.2f\n",
                 row.name.c_str(), shape, static_cast<long long>(options.tokens), kv, options.threads, row.median_us,

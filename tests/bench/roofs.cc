@@ -67,7 +67,8 @@ MultiplyPeak::MultiplyPeak(Pool* pool, KvDType kv) : state_(std::make_unique<Sta
   state_->pool = pool;
   for (const bool bf16 : {kv == KvDType::kBf16, false}) {
     if (state_->kernel != nullptr) break;
-    state_->kernel = Brgemm::Get({bf16, State::kM, State::kN, State::kK, State::kBatch, State::kK * State::kBatch, State::kN});
+    state_->kernel =
+        Brgemm::Get({bf16, State::kM, State::kN, State::kK, State::kBatch, State::kK * State::kBatch, State::kN});
   }
   state_->memory.resize(pool->threads());
   for (AlignedBuffer& buffer : state_->memory) buffer.Reserve(size_t{512} << 10);

@@ -71,7 +71,8 @@ void CheckBlock(const BlockLayout& layout, const std::byte* block, const Rows& k
 class AppendTest : public ::testing::TestWithParam<KvDType> {};
 
 TEST_P(AppendTest, EveryElementInItsPlace) {
-  for (const auto& [head_dim, value_dim] : {std::pair{1, 1}, {3, 7}, {4, 64}, {33, 65}, {64, 17}, {127, 255}, {256, 256}}) {
+  for (const auto& [head_dim, value_dim] :
+       {std::pair{1, 1}, {3, 7}, {4, 64}, {33, 65}, {64, 17}, {127, 255}, {256, 256}}) {
     for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
       const BlockLayout layout({head_dim, value_dim, GetParam()});
       const Rows k(kBlockTokens, head_dim, dtype, 1), v(kBlockTokens, value_dim, dtype, 2);

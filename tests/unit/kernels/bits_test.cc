@@ -47,6 +47,19 @@ TEST_P(BitsTest, WholeHistoryTokenByToken) {
   }
 }
 
+// Products down among the denormals, which bf16 instructions flush to zero and f32 ones do not.
+TEST_P(BitsTest, TinyWeightsAndValues) {
+  Problem problem = Make(64, 64, {4, 1}, 40, 200);
+  problem.softmax.softmax_scale = 1.5f;  // weights down to e^-80
+  for (size_t i = 0; i < problem.v.size(); ++i) problem.v[i] *= i % 3 == 0 ? 1e-38f : 1e-20f;
+  for (size_t i = 0; i < problem.q.size(); i += 5) problem.q[i] *= 1e-38f;
+  for (size_t i = 0; i < problem.k.size(); i += 7) problem.k[i] *= 1e-38f;
+  const Blocks blocks(problem);
+  How how;
+  how.chunks = {1};
+  ExpectSameBits(Attend(problem, blocks), Attend(problem, blocks, how), "tiny weights and values");
+}
+
 TEST_P(BitsTest, WithWindowSinksAndAlibi) {
   const std::vector<float> slopes = {0.3f, 0.1f, 0.0f, 0.05f}, sinks = {0.1f, 2.0f, -3.0f, 1.0f};
   for (const int64_t window : {0, 5, 64, 300, 513}) {

@@ -212,8 +212,8 @@ void ExpectRight(const Problem& p, const Answer& answer, double tolerance_factor
     if (std::isinf(lse)) {
       ASSERT_EQ(answer.lse[row], lse) << "row " << row << " of " << p.Describe();
     } else {
-      ASSERT_NEAR(answer.lse[row], lse, tolerance * std::max(1.0, std::fabs(lse))) << "row " << row << " of "
-                                                                                  << p.Describe();
+      ASSERT_NEAR(answer.lse[row], lse, tolerance * std::max(1.0, std::fabs(lse)))
+          << "row " << row << " of " << p.Describe();
     }
   }
   for (size_t i = 0; i < answer.weights.size(); ++i) {

@@ -1,5 +1,5 @@
-// A small attention problem with everything around it: random tensors, blocks in memory that held NaN before, a permuted
-// block table, and the float64 reference on the values as stored.
+// A small attention problem with everything around it: random tensors, blocks in memory that held NaN before, a
+// permuted block table, and the float64 reference on the values as stored.
 #ifndef ATTND_TESTS_UNIT_KERNELS_HARNESS_H_
 #define ATTND_TESTS_UNIT_KERNELS_HARNESS_H_
 
@@ -61,7 +61,7 @@ class Blocks {
 };
 
 struct Answer {
-  std::vector<float> out;      // widened from out_dtype
+  std::vector<float> out;  // widened from out_dtype
   std::vector<float> lse;
   std::vector<float> weights;  // if asked for
   AttentionResult result;
@@ -70,12 +70,12 @@ struct Answer {
 // How a problem is run. Bits must not depend on any of it.
 struct How {
   int threads = 1;
-  unsigned task_order = 0;         // 0: as planned; otherwise the seed of a permutation
-  std::vector<int64_t> chunks;     // query tokens per work; empty: one work
-  int64_t visible_beyond = 0;      // 0: chunks see the keys up to their own last position only
+  unsigned task_order = 0;      // 0: as planned; otherwise the seed of a permutation
+  std::vector<int64_t> chunks;  // query tokens per work; empty: one work
+  int64_t visible_beyond = 0;   // 0: chunks see the keys up to their own last position only
   bool weights = false;
   bool misaligned = false;
-  bool real_threads = false;       // run tasks on std::threads instead of one after the other
+  bool real_threads = false;  // run tasks on std::threads instead of one after the other
 };
 
 // A work of queries [first, first + count) with q and out taken from the given buffers.

@@ -1,4 +1,5 @@
-// Bug reports against systems like this one, as far as they concern the kernels: each with its own numbers, and its kind.
+// Bug reports against systems like this one, as far as they concern the kernels: each with its own numbers, and its
+// kind.
 #include <gtest/gtest.h>
 
 #include <cmath>
