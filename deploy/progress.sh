@@ -4,7 +4,8 @@
 #
 # runs COMMAND with its output in the file LOG. On a terminal one line shows LABEL, the elapsed time and the newest
 # line of LOG; elsewhere there is one plain line at the start and one at the end, so that a CI log stays short.
-# A failing command's last lines are shown. Returns the command's exit status.
+# A failing command's last lines are shown, without empty ones and those that match STEP_NOISE (an extended regular
+# expression; may be unset). Returns the command's exit status.
 # shellcheck shell=bash
 
 step_elapsed() {
@@ -47,7 +48,7 @@ run_step() {
     echo "$label: done in $(step_elapsed "$start")"
   else
     echo "$label: FAILED (exit status $status) after $(step_elapsed "$start"); the last lines of $log:" >&2
-    tail -n 40 "$log" | sed 's/^/    /' >&2
+    grep -avE -- "${STEP_NOISE:-^$}" "$log" | tail -n 60 | sed 's/^/    /' >&2
   fi
   return "$status"
 }
