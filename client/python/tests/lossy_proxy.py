@@ -39,6 +39,7 @@ class LossyProxy:
 
     def _copy(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         held = 0
+        holding = False
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 if answers and self._armed_for:
@@ -47,8 +48,9 @@ class LossyProxy:
                         self._armed_for = 0
                         self.lost += 1
                         break
-                    # Small frames of the protocol itself go on, so that the server keeps sending.
-                    if len(data) > 1024:
+                    # Small frames of the protocol itself go on until the answer begins.
+                    holding = holding or len(data) > 1024
+                    if holding:
                         continue
                 sink.sendall(data)
         for end in (source, sink):

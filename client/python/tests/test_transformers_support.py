@@ -246,6 +246,14 @@ def test_a_full_cache_leaves_no_half_made_rows(start_server: Callable[..., Serve
         assert client.server_info().sessions_active == 0
 
 
+@pytest.mark.parametrize("limit", ["--max_message_bytes=64KiB", "--max_queue_tokens=64"])
+def test_prompts_are_cut_to_the_server_limits(start_server: Callable[..., Server], llama: Any, limit: str) -> None:
+    server = start_server(limit)
+    tokens = prompt(2, 200)  # 512 bytes of Q, K and V each
+    with attnd.Client(server.target) as client, RemoteCache(llama, client) as cache, torch.no_grad():
+        assert (llama(tokens).logits - llama(tokens, cache=cache).logits).abs().max() <= LOGIT_DIFFERENCE
+
+
 def test_a_lost_cache_says_what_to_do(start_server: Callable[..., Server], llama: Any) -> None:
     """Scenario P07."""
     server = start_server()

@@ -17,7 +17,7 @@ from . import wire
 from .masks import NAME, MaskPlan
 from .rows import RowPart, Rows, StepRows
 
-# A step's message stays well below the 64 MiB that both ends accept; longer prompts go in several steps.
+# Most bytes of Q, K and V in one step; longer prompts go in several. Half of what both ends accept by default.
 STEP_BYTES = 32 << 20
 # Closing happens also while the interpreter ends or a server is gone: it must not take long.
 CLOSE_TIMEOUT = 2.0
@@ -116,6 +116,7 @@ class RemoteState:
         self._config = config
         self.closed = False
         self._num_layers = num_layers
+        self._limits: tuple[int, int] | None = None
         self.reset()
 
     def check_usable(self) -> None:
@@ -199,9 +200,8 @@ class RemoteState:
         ids = self.sessions.of(kind, q.shape[0])
         real = None if step.real is None else torch.from_numpy(step.real).to(q.device)
         q_rows, k_rows, v_rows = (_rows_of(tensor, real) for tensor in (q, k, v))
-        token_bytes = sum(t.shape[1] * t.shape[2] * t.element_size() for t in (q_rows, k_rows, v_rows))
         pieces = []
-        for parts in _cut(step.parts, max(1, STEP_BYTES // token_bytes)):
+        for parts in _cut(step.parts, self._most_tokens(q_rows, k_rows, v_rows)):
             tokens = slice(parts[0].first, parts[-1].first + parts[-1].count)
             tensors = StepTensors(
                 wire.encode("query", q_rows[tokens]),
@@ -218,6 +218,15 @@ class RemoteState:
         out = q.new_zeros(shape)
         out[real] = rows
         return out
+
+    def _most_tokens(self, *tensors: torch.Tensor) -> int:
+        """Tokens that one step may have, by the server's limits and ours."""
+        if self._limits is None:
+            info = self.client.server_info()
+            self._limits = (min(info.max_message_bytes // 2, STEP_BYTES), info.max_queue_tokens)
+        most_bytes, most_tokens = self._limits
+        token_bytes = sum(tensor.shape[1] * tensor.shape[2] * tensor.element_size() for tensor in tensors)
+        return max(1, min(most_bytes // token_bytes, most_tokens))
 
     def _send_parts(
         self, layer: int, ids: list[str], parts: list[RowPart], tensors: StepTensors, kind: LayerKind
