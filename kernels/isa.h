@@ -9,6 +9,7 @@ enum class IsaLevel { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };  // AMX is oneDN
 
 IsaLevel MaxIsaLevel();
 const char* OneDnnIsaName();
+bool OneDnnHasAmx();  // bf16 on AMX tiles; the process has then asked the system for leave to use them
 
 // REQUIRES: called before any HWY_DYNAMIC_DISPATCH of this library. Thread-safe, cheap after the first call.
 bool InitIsaOnce();
