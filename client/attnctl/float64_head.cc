@@ -39,17 +39,11 @@ struct Product {
   }
 }
 
-void MultiplyPortable(const Product& p) {
-  MultiplyBody(p);
-}
+void MultiplyPortable(const Product& p) { MultiplyBody(p); }
 
 #if defined(__x86_64__)
-[[gnu::target("avx2,fma")]] void MultiplyAvx2(const Product& p) {
-  MultiplyBody(p);
-}
-[[gnu::target("avx512f")]] void MultiplyAvx512(const Product& p) {
-  MultiplyBody(p);
-}
+[[gnu::target("avx2,fma")]] void MultiplyAvx2(const Product& p) { MultiplyBody(p); }
+[[gnu::target("avx512f")]] void MultiplyAvx512(const Product& p) { MultiplyBody(p); }
 #endif
 
 using MultiplyFunction = void (*)(const Product&);
@@ -64,9 +58,7 @@ MultiplyFunction ChooseMultiply() {
 
 const MultiplyFunction kMultiply = ChooseMultiply();
 
-int64_t RoundUp(int64_t n) {
-  return (n + kLanes - 1) / kLanes * kLanes;
-}
+int64_t RoundUp(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
 // Scores become weights that sum to one.
 void Softmax(double* scores, int64_t count, double softmax_scale) {

@@ -12,9 +12,7 @@
 namespace attnd::attnctl {
 namespace {
 
-void Line(const char* name, const std::string& value) {
-  absl::PrintF("%-20s %s\n", name, value);
-}
+void Line(const char* name, const std::string& value) { absl::PrintF("%-20s %s\n", name, value); }
 
 void PrintCapacity(const client::ServerInfo& info) {
   const double capacity = static_cast<double>(info.kv_cache_capacity_bytes);

@@ -50,6 +50,4 @@ int Main(const Arguments& arguments) {
 }  // namespace
 }  // namespace attnd::attnctl
 
-int main(int argc, char** argv) {
-  return attnd::attnctl::Main({argv + 1, argv + argc});
-}
+int main(int argc, char** argv) { return attnd::attnctl::Main({argv + 1, argv + argc}); }

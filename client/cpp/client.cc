@@ -77,9 +77,7 @@ absl::StatusOr<Client> Client::Connect(ClientOptions options) {
   return Client(std::make_shared<internal::Transport>(std::move(options)));
 }
 
-const ClientOptions& Client::options() const {
-  return transport_->options();
-}
+const ClientOptions& Client::options() const { return transport_->options(); }
 
 absl::StatusOr<ServerInfo> Client::GetServerInfo(const SessionConfig* config, const CallOptions& call) const {
   v1::GetServerInfoRequest request;

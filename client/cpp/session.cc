@@ -40,9 +40,7 @@ Session& Session::operator=(Session&& other) noexcept {
   return *this;
 }
 
-Session::~Session() {
-  CloseQuietly();
-}
+Session::~Session() { CloseQuietly(); }
 
 void Session::CloseQuietly() {
   if (client_ == nullptr || !close_on_destroy_) return;
@@ -50,12 +48,8 @@ void Session::CloseQuietly() {
   client_->CloseSession(id_, {.timeout = absl::Seconds(5), .stop = {}}).IgnoreError();
 }
 
-const std::string& Session::id() const {
-  return id_;
-}
-const SessionConfig& Session::config() const {
-  return config_;
-}
+const std::string& Session::id() const { return id_; }
+const SessionConfig& Session::config() const { return config_; }
 
 absl::StatusOr<StepRequest> Session::MakeStep(int layer, TensorView q, TensorView k, TensorView v,
                                               const StepOptions& options) const {
@@ -108,7 +102,7 @@ absl::Status Session::StepInto(int layer, TensorView q, TensorView k, TensorView
                                             Name(result->out.dtype), " where ", out_elements, " of ", Name(out_dtype),
                                             " were asked for"));
   }
-  std::memcpy(out, result->out.data.data(), result->out.data.size());
+  if (out_elements > 0) std::memcpy(out, result->out.data.data(), result->out.data.size());
   return absl::OkStatus();
 }
 
@@ -127,16 +121,12 @@ absl::Status Session::Step(int layer, TensorView q, TensorView k, TensorView v, 
   return StepInto(layer, q, k, v, DType::kF16, out.data(), out.size(), options);
 }
 
-absl::StatusOr<SessionInfo> Session::Get(const CallOptions& call) const {
-  return client_->GetSession(id_, call);
-}
+absl::StatusOr<SessionInfo> Session::Get(const CallOptions& call) const { return client_->GetSession(id_, call); }
 
 absl::StatusOr<SessionInfo> Session::Rewind(int64_t length, const CallOptions& call) const {
   return client_->RewindSession(id_, length, call);
 }
 
-absl::StatusOr<bool> Session::Close(const CallOptions& call) {
-  return client_->CloseSession(id_, call);
-}
+absl::StatusOr<bool> Session::Close(const CallOptions& call) { return client_->CloseSession(id_, call); }
 
 }  // namespace attnd::client

@@ -215,17 +215,9 @@ StepStream::~StepStream() {
   impl_->WaitDone();  // soon: a cancelled call ends without the server's help
 }
 
-absl::StatusOr<uint64_t> StepStream::Send(const StepRequest& request) {
-  return impl_->Send(request);
-}
-absl::StatusOr<StepResult> StepStream::Wait(uint64_t request_id) {
-  return impl_->Wait(request_id);
-}
-absl::Status StepStream::Finish() {
-  return impl_->Finish();
-}
-void StepStream::Cancel() {
-  impl_->Cancel(absl::CancelledError("the stream was cancelled"));
-}
+absl::StatusOr<uint64_t> StepStream::Send(const StepRequest& request) { return impl_->Send(request); }
+absl::StatusOr<StepResult> StepStream::Wait(uint64_t request_id) { return impl_->Wait(request_id); }
+absl::Status StepStream::Finish() { return impl_->Finish(); }
+void StepStream::Cancel() { impl_->Cancel(absl::CancelledError("the stream was cancelled")); }
 
 }  // namespace attnd::client

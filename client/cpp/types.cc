@@ -1,9 +1,9 @@
 #include "client/cpp/types.h"
 
+#include <algorithm>
 #include <bit>
 #include <cassert>
 #include <cmath>
-#include <cstring>
 
 namespace attnd::client {
 namespace {
@@ -26,9 +26,7 @@ BFloat16 ToBFloat16(float value) {
   return {static_cast<uint16_t>((bits + rounding) >> 16)};
 }
 
-float ToFloat(BFloat16 value) {
-  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
-}
+float ToFloat(BFloat16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
 
 Float16 ToFloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
@@ -60,7 +58,7 @@ std::vector<float> Tensor::ToFloats() const {
   std::vector<float> floats(size());
   switch (dtype) {
     case DType::kF32:
-      std::memcpy(floats.data(), data.data(), floats.size() * sizeof(float));
+      std::ranges::copy(As<float>(), floats.begin());
       break;
     case DType::kBf16:
       for (size_t i = 0; i < floats.size(); ++i) floats[i] = ToFloat(As<BFloat16>()[i]);

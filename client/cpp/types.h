@@ -22,9 +22,7 @@ namespace attnd::client {
 
 // Element type of a tensor on the wire (little endian).
 enum class DType : uint8_t { kF32, kBf16, kF16 };
-constexpr size_t DTypeBytes(DType dtype) {
-  return dtype == DType::kF32 ? 4 : 2;
-}
+constexpr size_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
 // Element type in which a session stores K and V.
 enum class KvDType : uint8_t { kF32, kBf16, kF16, kInt8 };

@@ -39,9 +39,7 @@ v1::KvDType ToWire(KvDType dtype) {
   return v1::KV_DTYPE_UNSPECIFIED;
 }
 
-v1::EmptyRows ToWire(EmptyRows rows) {
-  return rows == EmptyRows::kZero ? v1::EMPTY_ROWS_ZERO : v1::EMPTY_ROWS_REJECT;
-}
+v1::EmptyRows ToWire(EmptyRows rows) { return rows == EmptyRows::kZero ? v1::EMPTY_ROWS_ZERO : v1::EMPTY_ROWS_REJECT; }
 
 void Fill(const TensorView& view, v1::Tensor* tensor) {
   tensor->set_dtype(ToWire(view.dtype()));

@@ -90,9 +90,7 @@ TEST(Estimate, UnequalAndOddDims) {
 
 // ---- problems
 
-std::string ProblemError(const std::string& json) {
-  return std::string(ParseProblem(json).status().message());
-}
+std::string ProblemError(const std::string& json) { return std::string(ParseProblem(json).status().message()); }
 
 TEST(Problem, OneHead) {
   const absl::StatusOr<Problem> p =

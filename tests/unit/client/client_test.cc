@@ -57,6 +57,14 @@ TEST_F(ClientTest, StepsAppendAndAttend) {
   EXPECT_FALSE(*session->Close());
 }
 
+TEST_F(ClientTest, AppendOnlyAnswersNothing) {
+  Client client = Connect();
+  absl::StatusOr<Session> session = client.CreateSession({});
+  ASSERT_TRUE(session->Step(0, {}, kZero, std::vector<float>{4}, std::span<float>()).ok());
+  EXPECT_EQ(session->Get()->layer_lengths[0], 1);
+  EXPECT_FLOAT_EQ(Mean(Append(*session, 8)), 6);
+}
+
 TEST_F(ClientTest, SizesThatDisagreeAreRefusedHereWithBothNumbers) {
   Client client = Connect();
   absl::StatusOr<Session> session = client.CreateSession({.num_q_heads = 2, .num_kv_heads = 1, .head_dim = 3});

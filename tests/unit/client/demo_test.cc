@@ -90,9 +90,7 @@ TEST_F(DemoTest, AFullQueueIsWaitedFor) {
   EXPECT_EQ(Run(), kDone);
 }
 
-TEST(Demo, NoServerFails) {
-  EXPECT_EQ(RunDemo({"--server=127.0.0.1:1"}), kFailed);
-}
+TEST(Demo, NoServerFails) { EXPECT_EQ(RunDemo({"--server=127.0.0.1:1"}), kFailed); }
 
 TEST(Demo, MistakesAreUsageErrors) {
   EXPECT_EQ(RunDemo({"--sesions=3"}), kUsage);

@@ -44,7 +44,7 @@ grpc::Status ToGrpc(const FakeError& error) {
 
 std::vector<float> Floats(const v1::Tensor& tensor) {
   std::vector<float> floats(tensor.data().size() / sizeof(float));
-  std::memcpy(floats.data(), tensor.data().data(), floats.size() * sizeof(float));
+  if (!floats.empty()) std::memcpy(floats.data(), tensor.data().data(), floats.size() * sizeof(float));
   return floats;
 }
 
@@ -251,12 +251,8 @@ struct FakeServer::Running {
   std::unique_ptr<grpc::Server> server;
 };
 
-FakeServer::FakeServer() : faults_(std::make_unique<FakeFaults>()) {
-  Start(0);
-}
-FakeServer::~FakeServer() {
-  Stop();
-}
+FakeServer::FakeServer() : faults_(std::make_unique<FakeFaults>()) { Start(0); }
+FakeServer::~FakeServer() { Stop(); }
 
 void FakeServer::Start(int port) {
   running_ = std::make_unique<Running>(faults_.get());
@@ -282,20 +278,10 @@ void FakeServer::Restart() {
   Start(port_);
 }
 
-std::string FakeServer::target() const {
-  return absl::StrCat("127.0.0.1:", port_);
-}
-int FakeServer::port() const {
-  return port_;
-}
-FakeFaults& FakeServer::faults() {
-  return *faults_;
-}
-int FakeServer::calls() const {
-  return calls_ + (running_ ? running_->service.calls() : 0);
-}
-int FakeServer::step_calls() const {
-  return step_calls_ + (running_ ? running_->service.step_calls() : 0);
-}
+std::string FakeServer::target() const { return absl::StrCat("127.0.0.1:", port_); }
+int FakeServer::port() const { return port_; }
+FakeFaults& FakeServer::faults() { return *faults_; }
+int FakeServer::calls() const { return calls_ + (running_ ? running_->service.calls() : 0); }
+int FakeServer::step_calls() const { return step_calls_ + (running_ ? running_->service.step_calls() : 0); }
 
 }  // namespace attnd
