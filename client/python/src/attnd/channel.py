@@ -26,6 +26,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Connections are not shared with other channels of the process: a forked child's channel to the same server would
+    # find its parent's dead one ("Wrong file descriptor generation").
+    ("grpc.use_local_subchannel_pool", 1),
     # Retries are the client's: only it knows which calls are safe to repeat.
     ("grpc.enable_retries", 0),
 )
