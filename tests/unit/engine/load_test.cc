@@ -500,6 +500,31 @@ TEST(Load, MemoryStaysFlatOverManySteps) {
   ExpectEmpty(&h);
 }
 
+// Beside its blocks, a session of 64 tokens may take 2 KiB.
+TEST(Load, IdleSessionsAreSmall) {
+  constexpr int kSessions = kThreadSanitizer ? 1000 : 5000;
+  EngineOptions options = Harness::DefaultOptions();
+  options.max_sessions = kSessions;
+  options.poison_cache = false;
+  Harness h(options);
+  const std::string first = h.Create();
+  EXPECT_TRUE(h.Mean(first, std::vector<float>(64, 1)).status.ok());
+  const int64_t before = ResidentBytes();
+  SessionConfig config = TinyConfig();
+  config.num_layers = 4;
+  for (int i = 1; i < kSessions; i++) {
+    const std::string id = h.Create(config);
+    for (int layer = 0; layer < 4; layer++) {
+      StepArgs args = Harness::MeanArgs(id, std::vector<float>(64, 1));
+      args.layer = layer;
+      ASSERT_TRUE(h.Step(std::move(args)).status.ok());
+    }
+  }
+  const int64_t beside = ResidentBytes() - before - h.used_bytes();
+  EXPECT_LT(beside / kSessions, kThreadSanitizer ? 16384 : 2048);
+  RecordProperty("bytes_per_session", std::to_string(beside / kSessions));
+}
+
 // Gauges read at any moment: used <= reserved <= capacity.
 TEST(Load, GaugesAgreeUnderLoad) {
   EngineOptions options = Harness::DefaultOptions();
