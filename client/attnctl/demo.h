@@ -64,14 +64,14 @@ class Demo {
   int64_t waits() const { return waits_; }  // steps sent again after RESOURCE_EXHAUSTED with a delay
 
   int64_t expected_rows() const;
-  int64_t total_steps() const;
+  int64_t total_work() const;  // what the progress bar counts to
   // The numeric contract's bound for the session's KV dtype.
   double error_bound() const;
 
  private:
   struct Lane;  // one session's part of a round
   absl::Status RunRound(const std::vector<DemoStep>& steps, PhaseResult* phase, ProgressBar* bar);
-  void CheckRound(const std::vector<DemoStep>& steps, const std::vector<Lane>& lanes);
+  void CheckRound(const std::vector<DemoStep>& steps, const std::vector<Lane>& lanes, ProgressBar* bar);
   absl::Status CheckLengths();
 
   const Client client_;

@@ -112,7 +112,7 @@ absl::StatusOr<bool> RunAll(const Client& client, const DemoOptions& options, co
   absl::Status status = demo.OpenSessions();
   if (!status.ok()) return status;
   {
-    ProgressBar bar(2 * demo.total_steps());  // each step is run and checked
+    ProgressBar bar(demo.total_work());
     status = demo.Run(&bar);
   }
   if (!status.ok()) return status;
