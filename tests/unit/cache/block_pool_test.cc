@@ -20,9 +20,7 @@ std::unique_ptr<BlockPool> MakePool(int64_t capacity, bool poison = false) {
   return *std::move(pool);
 }
 
-void Free(BlockPool* pool, BlockAccount* account, BlockId id) {
-  pool->Unref(account, absl::MakeSpan(&id, 1));
-}
+void Free(BlockPool* pool, BlockAccount* account, BlockId id) { pool->Unref(account, absl::MakeSpan(&id, 1)); }
 
 TEST(BlockPool, RefusesCapacitiesItCannotServe) {
   EXPECT_FALSE(BlockPool::Create({0, false}).ok());

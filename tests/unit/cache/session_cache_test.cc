@@ -23,9 +23,7 @@ std::unique_ptr<BlockPool> MakePool(int64_t blocks) {
   return *std::move(pool);
 }
 
-int64_t* Slots(const SessionCache& cache, BlockId id) {
-  return reinterpret_cast<int64_t*>(cache.Address(id));
-}
+int64_t* Slots(const SessionCache& cache, BlockId id) { return reinterpret_cast<int64_t*>(cache.Address(id)); }
 
 // Writes `stamp` + position to every staged token, as the engine's compute thread would write K and V.
 void Write(const SessionCache& cache, const StagedAppend& staged, int heads, int64_t stamp) {

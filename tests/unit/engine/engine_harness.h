@@ -29,6 +29,12 @@ inline constexpr bool kThreadSanitizer = true;
 #else
 inline constexpr bool kThreadSanitizer = false;
 #endif
+// Both sanitizers keep freed memory for a while: what a process holds says little there.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kHoldsFreedMemory = true;
+#else
+inline constexpr bool kHoldsFreedMemory = false;
+#endif
 
 // One layer, every dim and head count 1, scale 1: what the scenarios use.
 SessionConfig TinyConfig();
