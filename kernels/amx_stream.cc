@@ -64,11 +64,11 @@ inline void PrefetchQuarter(const std::byte* const* ahead, int chunk, int quarte
 }
 
 // One chunk into each group of columns, C_j += A x B_j, with tile numbers as constants.
-#define ATTND_GROUP(c, a_tile, b_tile)                                    \
-  do {                                                                    \
-    if (ahead != nullptr) PrefetchQuarter(ahead, chunk, c);               \
-    _tile_loadd(b_tile, b + (c)*kTileBytes, static_cast<long>(b_stride)); \
-    _tile_dpbf16ps(c, a_tile, b_tile);                                    \
+#define ATTND_GROUP(c, a_tile, b_tile)                                      \
+  do {                                                                      \
+    if (ahead != nullptr) PrefetchQuarter(ahead, chunk, c);                 \
+    _tile_loadd(b_tile, b + (c) * kTileBytes, static_cast<long>(b_stride)); \
+    _tile_dpbf16ps(c, a_tile, b_tile);                                      \
   } while (false)
 
 ATTND_AMX void WholeChunk(const std::byte* b, size_t b_stride, int columns, const std::byte* const* ahead, int chunk) {

@@ -27,7 +27,7 @@ struct KvShape {
 
 // Query head h reads kv head h / (num_q_heads / num_kv_heads).
 struct HeadCounts {
-  int num_q_heads = 0;   // a multiple of num_kv_heads
+  int num_q_heads = 0;  // a multiple of num_kv_heads
   int num_kv_heads = 0;
   int group_size() const { return num_q_heads / num_kv_heads; }
 };
