@@ -1,5 +1,6 @@
 // CPU and memory limits, read from a made-up /proc and /sys.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,7 +13,7 @@ namespace {
 
 class Limits : public testing::Test {
  protected:
-  Limits() : root_(testing::TempDir() + "/attnd_limits") {
+  Limits() : root_(testing::TempDir() + "/attnd_limits_" + std::to_string(getpid())) {
     std::filesystem::remove_all(root_);
     Write("/proc/meminfo", "MemTotal:       16000000 kB\nMemFree: 1 kB\n");
   }

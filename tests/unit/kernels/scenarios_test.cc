@@ -2,6 +2,7 @@
 // kind.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
