@@ -66,9 +66,9 @@ void SetLimits(const Options& options, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kServerPingMs);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kServerPingTimeoutMs);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // What gRPC itself may hold of messages that are being received or sent.
+  // What gRPC itself may hold of messages that are being received or sent: as much as those that were taken in.
   grpc::ResourceQuota quota("attnd");
-  quota.Resize(static_cast<size_t>(options.max_inflight_bytes + options.max_message_bytes));
+  quota.Resize(static_cast<size_t>(2 * options.max_inflight_bytes));
   builder->SetResourceQuota(quota);
 }
 

@@ -29,7 +29,9 @@ StepStreamCall* StepStreamCall::Start(ServiceState* state, grpc::CallbackServerC
 }
 
 StepStreamCall::StepStreamCall(ServiceState* state, grpc::CallbackServerContext* context)
-    : state_(state), context_(context), scope_(&state->admission, state->observer, RpcMethod::kStepStream) {}
+    : state_(state), context_(context) {
+  scope_.emplace(&state->admission, state->observer, RpcMethod::kStepStream);
+}
 
 void StepStreamCall::BeginDrain() { End(Admission::DrainingError()); }
 
@@ -128,7 +130,7 @@ void StepStreamCall::OnWriteDone(bool ok) {
 
 void StepStreamCall::OnCancel() {
   cancel_->cancelled.store(true, std::memory_order_release);
-  scope_.Handled(CancelCode(*context_));
+  scope_->Handled(CancelCode(*context_));
   const auto self = shared_from_this();
   absl::MutexLock lock(&mutex_);
   state_->observer->OnRequestsInFlight(-in_flight_);
@@ -167,12 +169,13 @@ void StepStreamCall::Advance() {
 void StepStreamCall::OnDone() {
   const auto self = shared_from_this();
   {
-    // Counted here and not at the end's start: a read that failed looks like a half-close until OnCancel has run.
-    absl::MutexLock lock(&mutex_);
-    scope_.Handled(context_->IsCancelled() ? CancelCode(*context_) : end_status_.code());
+    absl::MutexLock lock(&state_->streams_mutex);
+    state_->streams.erase(self);
   }
-  absl::MutexLock lock(&state_->streams_mutex);
-  state_->streams.erase(self);
+  absl::MutexLock lock(&mutex_);
+  // Counted here and not at the end's start: a read that failed looks like a half-close until OnCancel has run.
+  scope_->Handled(context_->IsCancelled() ? CancelCode(*context_) : end_status_.code());
+  scope_.reset();  // last: from here on the service may be gone
 }
 
 }  // namespace attnd

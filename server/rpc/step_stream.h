@@ -17,6 +17,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -66,8 +67,8 @@ class StepStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   ServiceState* const state_;
   grpc::CallbackServerContext* const context_;
   const std::shared_ptr<CancelToken> cancel_ = std::make_shared<CancelToken>();
-  CallScope scope_;
-  grpc::ByteBuffer incoming_;  // of the one read in progress
+  std::optional<CallScope> scope_;  // ends with OnDone: this object may outlive the service by a moment
+  grpc::ByteBuffer incoming_;       // of the one read in progress
 
   absl::Mutex mutex_;
   std::deque<std::unique_ptr<Step>> answers_ ABSL_GUARDED_BY(mutex_);  // the first is being written if writing_

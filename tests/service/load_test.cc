@@ -13,6 +13,13 @@ namespace {
 
 using grpc::StatusCode;
 
+// AddressSanitizer keeps freed memory for a while.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kMemoryIsMeasurable = false;
+#else
+constexpr bool kMemoryIsMeasurable = true;
+#endif
+
 class LoadTest : public ServiceTest {
  protected:
   // Steps `sessions` round robin over one stream, `steps` in all, pipelined. Each session's values are its number.
@@ -56,11 +63,9 @@ TEST_F(LoadTest, MemoryIsFlatOverAThousandSessionsAndTenThousandSteps) {
   const double before = ResidentBesideCache();
   PipelinedSteps(sessions, 10'000);
   const double after = ResidentBesideCache();
-#if !defined(__SANITIZE_ADDRESS__)
-  EXPECT_LT(after - before, 4 << 20) << "from " << before;
-#else
-  static_cast<void>(after - before);
-#endif
+  if (kMemoryIsMeasurable) {
+    EXPECT_LT(after - before, 4 << 20) << "from " << before;
+  }
   EXPECT_EQ(Metric("attnd_kv_cache_tokens"), 12'000);
   for (const std::string& id : sessions) EXPECT_TRUE(Close(id).ok());
   EXPECT_EQ(Metric("attnd_sessions_active"), 0);
@@ -94,7 +99,9 @@ TEST_F(LoadTest, G15_CyclesOfSessionsGiveEverythingBack) {
     if (cycle == 4) early = Metric("process_resident_memory_bytes");
     late = Metric("process_resident_memory_bytes");
   }
-  EXPECT_LT(late, early * 1.2);
+  if (kMemoryIsMeasurable) {
+    EXPECT_LT(late, early * 1.2);
+  }
 }
 
 TEST_F(LoadTest, S19_SessionsDoNotMixUnderLoad) {
@@ -147,7 +154,9 @@ TEST_F(LoadTest, G06_ASlowServerDoesNotHoardRequests) {
   }
   EXPECT_TRUE(Eventually([&] { return refused.load() >= 40; }, absl::Seconds(20))) << refused.load();
   // The clients' own copies (1 MB each, some twice) are in this process too.
-  EXPECT_LT(Metric("process_resident_memory_bytes") - before, 350 << 20);
+  if (kMemoryIsMeasurable) {
+    EXPECT_LT(Metric("process_resident_memory_bytes") - before, 350 << 20);
+  }
   gate_.Open();
   for (std::thread& client : clients) client.join();
   EXPECT_EQ(refused.load() + answered.load(), 60);

@@ -270,6 +270,27 @@ TEST_F(ServerTest, G08_HealthAndScrapesDoNotWaitForCompute) {
   EXPECT_EQ(Get(id).length(), 64);
 }
 
+TEST_F(ServerTest, G07_IdleStreamsTakeNothingFromOthers) {
+  StartServer();
+  const std::string id = Create();
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+    std::vector<std::unique_ptr<grpc::ClientReaderWriter<v1::StepRequest, v1::StepResponse>>> streams;
+    for (int i = 0; i < 300; ++i) {
+      contexts.push_back(std::make_unique<grpc::ClientContext>());
+      streams.push_back(stub_->StepStream(contexts.back().get()));
+    }
+    EXPECT_TRUE(WaitForMetric("attnd_streams_active", 300));
+    EXPECT_EQ(Mean(id, {2}), Floats({2}));
+    EXPECT_EQ(Health(""), kServing);
+    for (auto& stream : streams) {
+      stream->WritesDone();
+      EXPECT_TRUE(stream->Finish().ok());
+    }
+    EXPECT_TRUE(WaitForMetric("attnd_streams_active", 0));
+  }
+}
+
 TEST_F(ServerTest, TokensAreAskedForWhenThereIsAFileOfThem) {
   const std::string path = ::testing::TempDir() + "/attnd_tokens";
   std::ofstream(path) << "# who may come in\n\ncorrect-horse-battery-staple\nanother-token-0123456789\n";

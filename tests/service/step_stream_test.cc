@@ -206,6 +206,34 @@ TEST_F(StepStreamTest, AClientThatDoesNotReadIsNotReadFrom) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
+// The client goes away while answers wait to be written.
+TEST_F(StepStreamTest, G10_PendingWritesHoldNoGauge) {
+  StartServer();
+  v1::SessionConfig config = MeanConfig();
+  config.set_head_dim(256);
+  const std::string id = Create(config);
+  v1::StepRequest request = MeanStep(id, Floats(256, 0));
+  request.mutable_segments(0)->set_start_position(0);
+  request.mutable_segments(0)->set_rewind(true);
+  for (v1::Tensor* tensor : {request.mutable_q(), request.mutable_k(), request.mutable_v()}) {
+    *tensor = F32(Floats(256 * 256, 1));
+  }
+  grpc::ClientContext context;
+  std::unique_ptr<ClientStream> stream = stub_->StepStream(&context);
+  std::thread writer([&] {
+    while (stream->Write(request)) {
+    }
+  });
+  EXPECT_TRUE(WaitForMetric("attnd_requests_in_flight", 64, absl::Seconds(20)));
+  context.TryCancel();
+  EXPECT_TRUE(WaitForMetric("attnd_streams_active", 0));
+  EXPECT_TRUE(WaitForMetric("attnd_requests_in_flight", 0));
+  writer.join();
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::CANCELLED);
+  EXPECT_TRUE(Close(id).ok());
+  EXPECT_TRUE(WaitForMetric("attnd_kv_cache_used_bytes", 0));
+}
+
 TEST_F(StepStreamTest, C06_CloseLeavesNoStepWithoutAnAnswer) {
   StartServer();
   const std::string id = Create();
