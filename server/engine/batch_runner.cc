@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/append.h"
 #include "server/engine/errors.h"
-#include "server/engine/finite_check.h"
 
 namespace attnd {
 namespace {
@@ -18,26 +17,6 @@ constexpr double kInlineUs = 40;
 // Rough speeds of one thread, for that choice alone.
 constexpr double kBytesPerUs = 8e3;
 constexpr double kFlopsPerUs = 5e4;
-
-constexpr int64_t kCheckElements = 1 << 16;
-
-absl::Status NotFiniteError(char tensor, const TensorView& view, int64_t element) {
-  const int64_t row = element / (int64_t{view.heads} * view.dim);
-  const int64_t head = element / view.dim % view.heads;
-  const bool finite = FindNonFinite(view.data + element * DTypeBytes(view.dtype), view.dtype, 1) < 0;
-  return MakeError(absl::StatusCode::kInvalidArgument, "NOT_FINITE",
-                   absl::StrCat(std::string(1, tensor), " row ", row, ", head ", head, ", element ", element % view.dim,
-                                finite ? " is beyond the range of the session's element type" : " is not finite"),
-                   {{"tensor", std::string(1, tensor)},
-                    {"row", absl::StrCat(row)},
-                    {"head", absl::StrCat(head)},
-                    {"element", absl::StrCat(element % view.dim)}});
-}
-
-absl::Status EmptyRowError(int64_t row) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "EMPTY_ROW",
-                   absl::StrCat("query row ", row, " has no allowed key"), {{"row", absl::StrCat(row)}});
-}
 
 absl::Status OverflowError(int64_t row, int head) {
   return MakeError(absl::StatusCode::kInvalidArgument, "SCORE_OVERFLOW",
@@ -80,7 +59,8 @@ BatchRunner::BatchRunner(int threads, std::function<absl::Status()> hook)
 
 void BatchRunner::Run(absl::Span<const ChunkWork> chunks) {
   batch_.Clear();
-  CheckInputs(chunks);
+  checks_.Run(chunks,
+              [this](int64_t tasks, int64_t bytes, InputCheck::Task f) { ForEach(tasks, bytes / kBytesPerUs, f); });
   WriteRows(chunks);
   if (hook_) {
     const absl::Status status = hook_();
@@ -92,51 +72,6 @@ void BatchRunner::Run(absl::Span<const ChunkWork> chunks) {
 void BatchRunner::ForEach(int64_t tasks, double estimated_us, absl::FunctionRef<void(int64_t, int)> f) {
   if (estimated_us < kInlineUs) return WorkerPool::RunInline(tasks, f);
   pool_.Run(tasks, f);
-}
-
-void BatchRunner::AddChecks(SegmentRun* run, Check what, const TensorView& tensor, int64_t rows) {
-  if (tensor.data == nullptr) return;
-  const int64_t elements = rows * tensor.heads * tensor.dim;
-  for (int64_t first = 0; first < elements; first += kCheckElements) {
-    checks_.push_back({run, what, first, std::min(kCheckElements, elements - first), -1});
-  }
-}
-
-// All of a run is checked before its first chunk is computed: a bad number in the last row of a long prefill is told
-// at once, and nothing that cannot be stored is ever written.
-void BatchRunner::CheckInputs(absl::Span<const ChunkWork> chunks) {
-  checks_.clear();
-  for (const ChunkWork& chunk : chunks) {
-    SegmentRun* const run = chunk.run;
-    if (chunk.begin > 0 || !run->status.ok()) continue;
-    AddChecks(run, Check::kQ, run->q, run->num_tokens);
-    AddChecks(run, Check::kK, run->k, run->kv_rows);
-    AddChecks(run, Check::kV, run->v, run->kv_rows);
-    if (run->q.data != nullptr && !run->zero_empty_rows) checks_.push_back({run, Check::kEmptyRow, 0, 0, -1});
-  }
-  double bytes = 0;
-  for (const CheckUnit& unit : checks_) bytes += 4.0 * unit.count;
-  const auto tensor_of = [](const CheckUnit& unit) -> const TensorView& {
-    return unit.what == Check::kQ ? unit.run->q : unit.what == Check::kK ? unit.run->k : unit.run->v;
-  };
-  ForEach(static_cast<int64_t>(checks_.size()), bytes / kBytesPerUs, [&](int64_t task, int) {
-    CheckUnit& unit = checks_[task];
-    if (unit.what == Check::kEmptyRow) {
-      unit.bad = FindEmptyRow(MakeWork({unit.run, 0, unit.run->num_tokens}, nullptr));
-      return;
-    }
-    const TensorView& tensor = tensor_of(unit);
-    const int64_t bad = FindUnstorable(tensor.data + unit.first_element * DTypeBytes(tensor.dtype), tensor.dtype,
-                                       unit.count, unit.run->layout->shape.dtype);
-    if (bad >= 0) unit.bad = unit.first_element + bad;
-  });
-  for (const CheckUnit& unit : checks_) {
-    if (unit.bad < 0) continue;
-    constexpr char kNames[] = {'q', 'k', 'v'};
-    unit.run->status.Update(unit.what == Check::kEmptyRow
-                                ? EmptyRowError(unit.bad)
-                                : NotFiniteError(kNames[static_cast<int>(unit.what)], tensor_of(unit), unit.bad));
-  }
 }
 
 void BatchRunner::WriteRows(absl::Span<const ChunkWork> chunks) {
@@ -160,27 +95,6 @@ void BatchRunner::WriteRows(absl::Span<const ChunkWork> chunks) {
   });
 }
 
-AttentionWork BatchRunner::MakeWork(const ChunkWork& chunk, const std::byte* const* blocks) {
-  const SegmentRun& run = *chunk.run;
-  AttentionWork work;
-  work.shape = run.layout->shape;
-  work.heads = run.heads;
-  work.softmax = run.softmax;
-  work.mask = run.mask;
-  work.mask.first_row += chunk.begin;
-  work.num_queries = chunk.end - chunk.begin;
-  work.first_position = run.first_position + chunk.begin;
-  work.num_keys = run.kv_rows > 0 ? run.kv_start + run.RowsToWrite(chunk.end) : run.num_keys;
-  work.num_blocks = (work.num_keys + kBlockTokens - 1) / kBlockTokens;
-  work.blocks = blocks;
-  work.q = run.q.row(chunk.begin);
-  work.q_dtype = run.q.dtype;
-  work.out = run.out + chunk.begin * run.out_row_bytes();
-  work.out_dtype = run.out_dtype;
-  if (run.lse != nullptr) work.lse = run.lse + chunk.begin * run.heads.num_q_heads;
-  return work;
-}
-
 void BatchRunner::Attend(absl::Span<const ChunkWork> chunks) {
   works_.clear();
   pieces_.clear();
@@ -188,7 +102,7 @@ void BatchRunner::Attend(absl::Span<const ChunkWork> chunks) {
   for (const ChunkWork& chunk : chunks) {
     if (!chunk.run->status.ok() || chunk.run->q.data == nullptr) continue;
     works_.push_back(&chunk);
-    num_blocks += MakeWork(chunk, nullptr).num_blocks * chunk.run->heads.num_kv_heads;
+    num_blocks += chunk.run->Work(chunk.begin, chunk.end, nullptr).num_blocks * chunk.run->heads.num_kv_heads;
     if (chunk.run->weights != nullptr) pieces_.push_back({&chunk, {}});
   }
   if (works_.empty()) return;
@@ -198,7 +112,7 @@ void BatchRunner::Attend(absl::Span<const ChunkWork> chunks) {
   auto piece = pieces_.begin();
   for (const ChunkWork* chunk : works_) {
     const SegmentRun& run = *chunk->run;
-    AttentionWork work = MakeWork(*chunk, blocks_.data() + blocks_.size());
+    AttentionWork work = run.Work(chunk->begin, chunk->end, blocks_.data() + blocks_.size());
     for (int h = 0; h < run.heads.num_kv_heads; h++) {
       for (int64_t b = 0; b < work.num_blocks; b++) blocks_.push_back(run.Block(b, h));
     }

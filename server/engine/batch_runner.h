@@ -14,16 +14,11 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/attention.h"
+#include "server/engine/input_check.h"
 #include "server/engine/job.h"
 #include "server/engine/worker_pool.h"
 
 namespace attnd {
-
-// Rows [begin, end) of a run. Chunks of a run come in order, and a run is in a batch once at most.
-struct ChunkWork {
-  SegmentRun* run = nullptr;
-  int64_t begin = 0, end = 0;
-};
 
 class BatchRunner {
  public:
@@ -33,14 +28,6 @@ class BatchRunner {
   int64_t kv_bytes_read() const { return batch_.kv_bytes_read(); }  // by the last Run
 
  private:
-  enum class Check : uint8_t { kQ, kK, kV, kEmptyRow };
-  // A piece of checking; `bad` is the first bad element of the tensor, or the first empty row.
-  struct CheckUnit {
-    SegmentRun* run;
-    Check what;
-    int64_t first_element, count;
-    int64_t bad;
-  };
   // Rows [begin, end) of k and v that go into one block.
   struct WriteUnit {
     SegmentRun* run;
@@ -53,18 +40,15 @@ class BatchRunner {
     std::vector<float> weights;
   };
 
-  void CheckInputs(absl::Span<const ChunkWork> chunks);
-  void AddChecks(SegmentRun* run, Check what, const TensorView& tensor, int64_t rows);
   void WriteRows(absl::Span<const ChunkWork> chunks);
   void Attend(absl::Span<const ChunkWork> chunks);
-  AttentionWork MakeWork(const ChunkWork& chunk, const std::byte* const* blocks);
   void ForEach(int64_t tasks, double estimated_us, absl::FunctionRef<void(int64_t task, int thread)> f);
 
   WorkerPool pool_;
   AttentionBatch batch_;
+  InputCheck checks_;
   const std::function<absl::Status()> hook_;
   // Kept from batch to batch for their memory.
-  std::vector<CheckUnit> checks_;
   std::vector<WriteUnit> writes_;
   std::vector<const std::byte*> blocks_;
   std::vector<const ChunkWork*> works_;  // by work index

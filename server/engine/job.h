@@ -73,7 +73,15 @@ struct SegmentRun {
     if (session == nullptr) return scratch + (index * heads.num_kv_heads + head) * layout->block_bytes;
     return session->cache.Address(session->cache.block(staged, index, head));
   }
+  // The run's queries [begin, end), with every key that they may see. `blocks` as AttentionWork::blocks.
+  AttentionWork Work(int64_t begin, int64_t end, const std::byte* const* blocks) const;
   size_t out_row_bytes() const { return size_t(heads.num_q_heads) * layout->shape.value_dim * DTypeBytes(out_dtype); }
+};
+
+// Rows [begin, end) of a run. Chunks of a run come in order, and a run is in a batch once at most.
+struct ChunkWork {
+  SegmentRun* run = nullptr;
+  int64_t begin = 0, end = 0;
 };
 
 struct FreeDeleter {
