@@ -41,7 +41,7 @@ void RawCall::OnDone(const grpc::Status& status) {
 
 std::string RawCall::Message(size_t number, absl::Duration timeout) {
   absl::MutexLock lock(&mutex_);
-  const auto arrived = [&] { return messages_.size() > number || done_; };
+  const auto arrived = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return messages_.size() > number || done_; };
   mutex_.AwaitWithTimeout(absl::Condition(&arrived), timeout);
   return messages_.size() > number ? messages_[number] : "";
 }
