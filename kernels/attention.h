@@ -4,6 +4,8 @@
 // Bits. An answer depends only on its own work's numbers: not on the batch's other work, the number of tasks or
 // threads, nor on how a sequence's queries are cut into works. Inside a run of kRunBlocks blocks (aligned to block
 // index) scores, weights and the product with V are computed in one go from zero; runs are merged in order.
+// The order of the sums is made in streaming.h (products), softmax.cc (weights) and attention.cc (runs), for the run
+// length of block_layout.h; the build forbids the compiler to fuse what is not written as fused (-ffp-contract=off).
 #ifndef ATTND_KERNELS_ATTENTION_H_
 #define ATTND_KERNELS_ATTENTION_H_
 

@@ -11,7 +11,8 @@ namespace attnd {
 std::string IsaName();        // e.g. "avx512_core_amx": what oneDNN uses, ONEDNN_MAX_CPU_ISA included
 std::string OneDnnVersion();  // e.g. "3.7.2"
 
-// How works of a KV dtype are computed, for people: e.g. "decode: streaming (AVX3_ZEN4), prefill: brgemm f32".
+// How works of a KV dtype are computed, for people: e.g.
+// "up to 8 rows: streaming (AVX3_ZEN4), more: brgemm f32 (avx512_core)".
 std::string KernelPath(KvDType dtype);
 
 // Computes a small case (2 x 33 x 65) on every path that this machine uses and compares it with the reference.

@@ -5,7 +5,7 @@
 
 namespace attnd {
 
-enum class IsaLevel { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };  // AMX is oneDNN's own matter: kAvx512Bf16 here
+enum class IsaLevel { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };  // AMX apart: see OneDnnHasAmx
 
 IsaLevel MaxIsaLevel();
 const char* OneDnnIsaName();

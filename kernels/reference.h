@@ -1,5 +1,5 @@
 // The specification in code: scaled dot-product attention in scalar float64, straight from the formulas of
-// proto/attnd/v1/attnd.proto. Every fast path is tested against it; the demo checks a server with it.
+// proto/attnd/v1/attnd.proto. Every fast path is tested against it.
 #ifndef ATTND_KERNELS_REFERENCE_H_
 #define ATTND_KERNELS_REFERENCE_H_
 
@@ -28,7 +28,7 @@ struct ReferenceOutput {
   std::vector<double> weights;  // [num_q_heads, num_queries, num_keys]
 };
 
-// A row with no allowed key gets zeros and lse = -inf.
+// A row with no allowed key gets zeros and lse = -inf (with a sink: the sink).
 ReferenceOutput ReferenceAttention(const ReferenceInput& input);
 
 }  // namespace attnd

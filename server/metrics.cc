@@ -34,12 +34,11 @@ constexpr int kMethods = static_cast<int>(std::size(kRpcMethodNames));
 constexpr int kCodes = 17;  // of gRPC, 0..16
 constexpr const char* kCloseReasons[] = {"closed", "expired", "evicted"};
 // Every reason of the wire contract. What is not among them is counted as "other": a series is never made at run time.
-constexpr const char* kErrorReasons[] = {"BAD_CONFIG",        "BAD_PAGE",      "BAD_POSITION",  "BAD_SESSION_ID",
-                                         "BAD_SHAPE",         "CACHE_FULL",    "CLOSED",        "DRAINING",
-                                         "EMPTY_ROW",         "EVICTED",       "EXPIRED",       "MALFORMED",
-                                         "MESSAGE_TOO_LARGE", "NEVER_EXISTED", "NOT_FINITE",    "QUEUE_FULL",
-                                         "SCORE_OVERFLOW",    "SESSION_LIMIT", "TOKEN_MISSING", "TOKEN_UNKNOWN",
-                                         "TOO_MANY_TOKENS",   "other"};
+constexpr const char* kErrorReasons[] = {
+    "BAD_CONFIG",    "BAD_PAGE",          "BAD_POSITION",      "BAD_SESSION_ID",  "BAD_SHAPE",  "CACHE_FULL",
+    "CLOSED",        "DRAINING",          "DUPLICATE_SESSION", "EMPTY_ROW",       "EVICTED",    "EXPIRED",
+    "MALFORMED",     "MESSAGE_TOO_LARGE", "NEVER_EXISTED",     "NOT_FINITE",      "QUEUE_FULL", "SCORE_OVERFLOW",
+    "SESSION_LIMIT", "TOKEN_MISSING",     "TOKEN_UNKNOWN",     "TOO_MANY_TOKENS", "other"};
 
 const Histogram::BucketBoundaries& SecondsBuckets() {
   static const auto& buckets = *new Histogram::BucketBoundaries{

@@ -43,6 +43,9 @@ EngineOptions MakeEngineOptions(const Options& options) {
 absl::StatusOr<RpcOptions> MakeRpcOptions(const Options& options) {
   RpcOptions rpc;
   rpc.version = kVersion;
+  rpc.isa = IsaName();
+  rpc.onednn_version = OneDnnVersion();
+  rpc.kernel_paths = {{"KV_DTYPE_F32", KernelPath(KvDType::kF32)}, {"KV_DTYPE_BF16", KernelPath(KvDType::kBf16)}};
   rpc.max_message_bytes = options.max_message_bytes;
   rpc.max_inflight_bytes = options.max_inflight_bytes;
   if (options.auth_tokens_file.empty()) return rpc;

@@ -39,8 +39,8 @@ struct ClientOptions {
   // Deadline of every call that names none: a paused or unreachable server is DEADLINE_EXCEEDED after this long,
   // never an endless wait.
   absl::Duration default_timeout = absl::Seconds(30);
-  // Both directions; gRPC's own default of 4 MiB would be 341 tokens of a Llama-3-8B layer. A request above it is
-  // refused here with both numbers. Equal to the server's --max_message_bytes by default.
+  // Both directions; gRPC's own default of 4 MiB would be 170 tokens of a Llama-3-8B layer in float32. A request above
+  // it is refused here with both numbers. Equal to the server's --max_message_bytes by default.
   int64_t max_message_bytes = int64_t{64} << 20;
   // Idle and busy connections are probed this often and given up after as long without an answer. The server's
   // smallest tolerated interval is below 10 s.

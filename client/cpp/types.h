@@ -27,7 +27,8 @@ constexpr size_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; 
 // Element type in which a session stores K and V.
 enum class KvDType : uint8_t { kF32, kBf16, kF16, kInt8 };
 
-// What to do with a query row that has no allowed key: refuse the request, or answer zeros with lse = -inf.
+// What to do with a query row that has no allowed key: refuse the request, or answer zeros with lse = -inf (with a
+// sink: the sink).
 enum class EmptyRows : uint8_t { kReject, kZero };
 
 // 16-bit floats, as bits. Conversions from float round to nearest, ties to even; NaN stays NaN.

@@ -1,8 +1,8 @@
 // The engine: sessions, their queue, and the loop that computes them. Free of gRPC, protobuf and Prometheus.
 //
-// Threads. Every method may be called from any thread and none computes or waits for compute: work is queued for the
-// engine's one compute thread, which forms a batch of whatever is queued (continuous batching), computes it on a
-// oneTBB arena of `compute_threads` threads and calls the completions from the compute thread (they must be short).
+// Threads. Every method may be called from any thread and none but Drain computes or waits for compute: work is queued
+// for the engine's one compute thread, which forms a batch of whatever is queued (continuous batching), computes it on
+// a oneTBB arena of `compute_threads` threads and calls the completions from the compute thread (they must be short).
 #ifndef ATTND_SERVER_ENGINE_ENGINE_H_
 #define ATTND_SERVER_ENGINE_ENGINE_H_
 
@@ -127,8 +127,8 @@ struct AttendTask {
   absl::AnyInvocable<void(absl::Status, absl::Duration queue_time, absl::Duration compute_time)> done;
 };
 
-// What happened, told as it happens: the engine knows no metrics library. Calls come from the compute thread or from
-// the caller's, must be short and thread-safe.
+// What happened, told as it happens: the engine knows no metrics library. Calls come from the compute thread, the
+// one that expires sessions or the caller's, must be short and thread-safe.
 class EngineObserver {
  public:
   virtual ~EngineObserver() = default;

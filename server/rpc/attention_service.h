@@ -6,6 +6,7 @@
 #define ATTND_SERVER_RPC_ATTENTION_SERVICE_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -23,7 +24,12 @@ class TokenTable;
 struct ServiceState;
 
 struct RpcOptions {
+  // What GetServerInfo tells of the binary and the machine, found out once: asking the kernels can generate code.
   std::string version;
+  std::string isa;
+  std::string onednn_version;
+  std::map<std::string, std::string> kernel_paths;  // by the name of the KvDType
+
   int64_t max_message_bytes = int64_t{64} << 20;
   int64_t max_inflight_bytes = int64_t{1} << 30;  // of requests that wait or are computed
   std::shared_ptr<const TokenTable> tokens;       // null: no token is asked for

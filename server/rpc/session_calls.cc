@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/block_layout.h"
-#include "kernels/cpu_paths.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/validate.h"
 
@@ -72,10 +71,9 @@ void GetServerInfoCall::Handle() {
   const EngineOptions& options = engine().options();
   const EngineStats stats = engine().stats();
   info.set_version(state().options.version);
-  info.set_isa(IsaName());
-  info.set_onednn_version(OneDnnVersion());
-  (*info.mutable_kernel_paths())[v1::KvDType_Name(v1::KV_DTYPE_F32)] = KernelPath(KvDType::kF32);
-  (*info.mutable_kernel_paths())[v1::KvDType_Name(v1::KV_DTYPE_BF16)] = KernelPath(KvDType::kBf16);
+  info.set_isa(state().options.isa);
+  info.set_onednn_version(state().options.onednn_version);
+  info.mutable_kernel_paths()->insert(state().options.kernel_paths.begin(), state().options.kernel_paths.end());
   info.set_compute_threads(options.compute_threads);
   info.set_block_tokens(kBlockTokens);
   info.set_max_message_bytes(state().options.max_message_bytes);

@@ -50,7 +50,7 @@ absl::StatusOr<Page> MakePage(const v1::ListSessionsRequest& request);
 
 absl::Status InvalidArgument(absl::string_view reason, absl::string_view message);
 
-// Bytes of an answer of `rows` rows, or a refusal (MESSAGE_TOO_LARGE).
+// Refuses (MESSAGE_TOO_LARGE) an answer whose parts together are longer than the limit.
 absl::Status CheckAnswerBytes(std::initializer_list<int64_t> parts, int64_t max_answer_bytes);
 
 // Product of the shape and the element size, or -1 when it does not fit 63 bits or a factor is negative.

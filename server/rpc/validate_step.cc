@@ -13,10 +13,6 @@ absl::Status FillSegment(const v1::Segment& wire, StepSegment* segment) {
   if (wire.num_tokens() < 1) {
     return InvalidArgument(kBadShape, absl::StrCat("num_tokens is ", wire.num_tokens(), ", but must be >= 1"));
   }
-  if (wire.has_start_position() && wire.start_position() < 0) {
-    return InvalidArgument("BAD_POSITION",
-                           absl::StrCat("start_position is ", wire.start_position(), ", but must be >= 0"));
-  }
   segment->session_id = wire.session_id();
   segment->num_tokens = wire.num_tokens();
   if (wire.has_start_position()) segment->start_position = wire.start_position();

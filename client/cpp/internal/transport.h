@@ -1,5 +1,5 @@
-// The gRPC half of the client: channel, stub, and what every call gets (deadline, token, retries). The only internal
-// header that includes gRPC's.
+// The gRPC half of the client: channel, stub, and what every call gets (deadline, token, retries). Not included by
+// the public headers.
 #ifndef ATTND_CLIENT_CPP_INTERNAL_TRANSPORT_H_
 #define ATTND_CLIENT_CPP_INTERNAL_TRANSPORT_H_
 

@@ -18,7 +18,7 @@ class Session:
     """The cached state of one sequence: K and V of its tokens, per layer. A context manager that closes it.
 
     Attributes:
-        session_id: unguessable; whoever knows it may use the session.
+        session_id: 128 random bits; ``list_sessions`` shows it to every client that the server lets in.
         config: with its defaults filled in.
     """
 
