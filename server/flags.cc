@@ -1,6 +1,7 @@
 #include "server/flags.h"
 
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -11,8 +12,11 @@
 #include "absl/flags/reflection.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "server/version.h"
 
 namespace attnd {
@@ -141,6 +145,30 @@ bool Asks(int argc, char** argv, std::initializer_list<absl::string_view> names)
   return false;
 }
 
+// Abseil follows a flagfile that names itself until memory ends, so a flagfile may not name any.
+void RefuseNestedFlagfiles(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view argument = argv[i];
+    if (!absl::ConsumePrefix(&argument, "-")) continue;
+    absl::ConsumePrefix(&argument, "-");
+    if (!absl::ConsumePrefix(&argument, "flagfile")) continue;
+    if (argument.empty() && i + 1 < argc) {
+      argument = argv[i + 1];
+    } else if (!absl::ConsumePrefix(&argument, "=")) {
+      continue;
+    }
+    for (const absl::string_view path : absl::StrSplit(argument, ',')) {
+      std::ifstream file{std::string(path)};
+      for (std::string line; std::getline(file, line);) {
+        const absl::string_view flag = absl::StripAsciiWhitespace(line);
+        if (!absl::StartsWith(flag, "--flagfile") && !absl::StartsWith(flag, "-flagfile")) continue;
+        std::cerr << "attnd: flagfile '" << path << "' names another flagfile ('" << flag << "')\n";
+        std::exit(1);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 CommandLine ParseCommandLine(int argc, char** argv) {
@@ -157,6 +185,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
     return command_line;
   }
   ReadEnvironment();
+  RefuseNestedFlagfiles(argc, argv);
   const std::vector<char*> positional = absl::ParseCommandLine(argc, argv);
   if (positional.size() > 1) {
     std::cerr << "attnd: unexpected argument '" << positional[1] << "' (flags are --FLAG=VALUE; see --help)\n";

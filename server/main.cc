@@ -66,8 +66,8 @@ int Serve(const Options& options, const sigset_t& signals) {
 }
 
 int Main(int argc, char** argv) {
-  const sigset_t signals = BlockSignals();
   const CommandLine command_line = ParseCommandLine(argc, argv);
+  const sigset_t signals = BlockSignals();
   switch (command_line.action) {
     case CommandLine::Action::kNothing:
       return 0;

@@ -11,6 +11,10 @@ expect 0 '^version' "$bin/attnctl" info
 
 # P06: a paused server is a deadline, not an endless wait.
 kill -STOP "$server_pid"
+# The signal is on its way for a while: until then a busy machine's server may still answer.
+for stat in /proc/"$server_pid"/task/*/stat; do
+  until [[ $(<"$stat") =~ \)\ [Tt] ]]; do sleep 0.01; done
+done
 start=$(date +%s%N)
 expect 1 'DEADLINE_EXCEEDED' "$bin/attnctl" info --timeout=1500ms
 took=$((($(date +%s%N) - start) / 1000000))

@@ -22,6 +22,13 @@ StartServer = Callable[..., Server]
 ONES = np.ones((1, 1, 4), np.float32)
 
 
+def wait_until_stopped(pid: int) -> None:
+    """The signal is on its way for a while: until then a busy machine's server may still answer."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        while (task / "stat").read_text().rpartition(")")[2].split()[0] not in "Tt":
+            time.sleep(0.01)
+
+
 def test_a_silent_server_ends_in_a_deadline(start_server: StartServer) -> None:
     """Scenario P06."""
     server = start_server()
@@ -29,6 +36,7 @@ def test_a_silent_server_ends_in_a_deadline(start_server: StartServer) -> None:
         session = client.create_session(num_q_heads=1, head_dim=4)
         session.step(0, ONES, ONES, ONES)
         server.process.send_signal(signal.SIGSTOP)
+        wait_until_stopped(server.process.pid)
         start = time.monotonic()
         with pytest.raises(attnd.DeadlineExceeded) as caught:
             session.step(0, ONES, ONES, ONES)
