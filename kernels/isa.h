@@ -5,11 +5,10 @@
 
 namespace attnd {
 
-enum class IsaLevel { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };  // AMX apart: see OneDnnHasAmx
+enum class IsaLevel { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };  // AMX is the ukernel's own matter
 
 IsaLevel MaxIsaLevel();
 const char* OneDnnIsaName();
-bool OneDnnHasAmx();  // bf16 on AMX tiles; the process has then asked the system for leave to use them
 
 // REQUIRES: called before any HWY_DYNAMIC_DISPATCH of this library. Thread-safe, cheap after the first call.
 bool InitIsaOnce();

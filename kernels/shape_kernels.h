@@ -80,9 +80,7 @@ class ShapeKernels {
   void ForgetUkernels();
   const PanelKernels& Panel(int panel) const { return panels_[layout_.PanelWidth(panel) == kPanelColumns ? 0 : 1]; }
   size_t UkernelOperandBytes() const { return bf16_ukernels_ ? 2 : 4; }
-  size_t StreamOperandBytes() const {
-    return stream_mode_ == StreamMode::kDotPairs || stream_mode_ == StreamMode::kAmx ? 2 : 4;
-  }
+  size_t StreamOperandBytes() const { return stream_mode_ == StreamMode::kDotPairs ? 2 : 4; }
   int ScoreSteps() const;
   int ValueSteps() const;
 

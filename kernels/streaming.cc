@@ -1,6 +1,5 @@
 #include "kernels/streaming.h"
 
-#include "kernels/amx_stream.h"
 #include "kernels/isa.h"
 #include "kernels/unroll.h"
 
@@ -272,8 +271,6 @@ bool StreamModeAvailable(StreamMode mode) {
       return true;
     case StreamMode::kDotPairs:
       return HWY_DYNAMIC_DISPATCH(HasDotPairs)();
-    case StreamMode::kAmx:
-      return AmxStreamAvailable();
     case StreamMode::kTiles:
       return HWY_DYNAMIC_DISPATCH(HasFma)();
   }
@@ -289,8 +286,6 @@ void StreamProduct(StreamMode mode, const StreamArgs& args) {
       return HWY_DYNAMIC_DISPATCH(StreamWidened)(args);
     case StreamMode::kDotPairs:
       return HWY_DYNAMIC_DISPATCH(StreamDotPairs)(args);
-    case StreamMode::kAmx:
-      return AmxStream(args);
     case StreamMode::kTiles:
       return HWY_DYNAMIC_DISPATCH(StreamTiles)(args);
   }

@@ -14,7 +14,6 @@ enum class StreamMode : uint8_t {
   kF32,       // A f32, B f32: one FMA
   kWidened,   // A f32, B bf16 pairs: two FMAs, as if B had been widened to f32 before
   kDotPairs,  // A bf16, B bf16 pairs: vdpbf16ps (AVX512_BF16)
-  kAmx,       // A bf16, B bf16 pairs: tdpbf16ps (amx_stream.h)
   kTiles,     // A f32 of bf16 values, B bf16 pairs: as AMX's tdpbf16ps; even and odd elements apart in chunks of 32
 };
 

@@ -224,6 +224,7 @@ void Metrics::OnHandled(RpcMethod method, absl::StatusCode code, absl::Duration 
 }
 
 void Metrics::OnError(absl::string_view reason) {
+  if (reason == "CANCELLED" || reason == "DEADLINE_EXCEEDED") return;  // cancelled_total has them
   auto counter = state_->errors.find(reason);
   if (counter == state_->errors.end()) counter = state_->errors.find("other");
   counter->second->Increment();

@@ -3,6 +3,7 @@
 #include <prometheus/exposer.h>
 
 #include <exception>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -15,7 +16,10 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
   std::unique_ptr<MetricsServer> server(new MetricsServer);
   server->collectable_ = collectable;
   try {
-    server->exposer_ = std::make_unique<prometheus::Exposer>(address);
+    // A connection that says nothing holds one of the threads until its time is out: with the defaults (2 threads, 30
+    // s) two such connections would make the target look down.
+    server->exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+        "listening_ports", address, "num_threads", "8", "request_timeout_ms", "1000", "keep_alive_timeout_ms", "1000"});
   } catch (const std::exception&) {
     return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", address,
                                                " (--metrics_listen): the port is in use, or the address is not one of "

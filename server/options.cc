@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -16,6 +17,7 @@ namespace {
 
 constexpr int64_t kKiB = 1024, kMiB = kKiB * 1024, kGiB = kMiB * 1024, kTiB = kGiB * 1024;
 constexpr int64_t kSmallestCache = kMiB;
+constexpr int64_t kLargestCache = 960 * kGiB;  // 32-bit block ids reach 1 TiB of pages, holes included
 constexpr int64_t kSmallestMessage = 64 * kKiB;
 constexpr int64_t kLargestMessage = std::numeric_limits<int32_t>::max();  // gRPC's limits are of type int
 
@@ -51,16 +53,30 @@ absl::Status CheckPositive(absl::string_view flag, absl::Duration value) {
   return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", absl::FormatDuration(value), ", but must be > 0"));
 }
 
+// gRPC takes the rest of a port that is too large, and 443 for none.
+absl::Status CheckListen(absl::string_view listen) {
+  if (listen.empty()) return absl::InvalidArgumentError("--listen is empty");
+  if (absl::StartsWith(listen, "unix:")) return absl::OkStatus();
+  const size_t colon = listen.rfind(':');
+  int port = -1;
+  if (colon != absl::string_view::npos && absl::SimpleAtoi(listen.substr(colon + 1), &port) && port >= 0 &&
+      port <= 65535) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--listen is '", listen, "', but must be ADDRESS:PORT with a port of 0..65535"));
+}
+
 absl::Status Check(const Options& o) {
   constexpr int64_t kMany = int64_t{1} << 40;
-  if (o.listen.empty()) return absl::InvalidArgumentError("--listen is empty");
+  if (absl::Status status = CheckListen(o.listen); !status.ok()) return status;
   if (o.tls_cert.empty() != o.tls_key.empty()) {
     return absl::InvalidArgumentError("--tls_cert and --tls_key are needed together");
   }
   if (!o.tls_client_ca.empty() && o.tls_cert.empty()) {
     return absl::InvalidArgumentError("--tls_client_ca needs --tls_cert and --tls_key");
   }
-  absl::Status status = CheckRange("kv_cache_bytes", o.kv_cache_bytes, kSmallestCache, int64_t{1} << 50);
+  absl::Status status = CheckRange("kv_cache_bytes", o.kv_cache_bytes, kSmallestCache, kLargestCache);
   if (status.ok()) status = CheckRange("compute_threads", o.compute_threads, 1, 1024);
   if (status.ok()) status = CheckRange("max_sessions", o.max_sessions, int64_t{1}, kMany);
   if (status.ok()) status = CheckPositive("session_idle_ttl", o.session_idle_ttl);
@@ -81,7 +97,9 @@ absl::StatusOr<Options> ResolveOptions(Options options) {
   // Where nothing is known about memory, what a small machine has.
   const int64_t known_limit = MemoryLimit();
   const int64_t memory_limit = known_limit > 0 ? known_limit : 4 * kGiB;
-  if (options.kv_cache_bytes == 0) options.kv_cache_bytes = std::max(memory_limit / 2 / kMiB * kMiB, kSmallestCache);
+  if (options.kv_cache_bytes == 0) {
+    options.kv_cache_bytes = std::clamp(memory_limit / 2 / kMiB * kMiB, kSmallestCache, kLargestCache);
+  }
   if (options.compute_threads == 0) options.compute_threads = CpuLimit();
   if (options.max_inflight_bytes == 0) {
     options.max_inflight_bytes = std::max(memory_limit / 8 / kMiB * kMiB, 2 * options.max_message_bytes);

@@ -22,6 +22,9 @@ namespace {
 
 // How often a drain looks whether it is to hurry.
 constexpr absl::Duration kHurryPeriod = absl::Milliseconds(50);
+// How long new calls are refused by name before the transport stops: what reaches it then ends as a bare CANCELLED,
+// which clients do not take for a server that goes away.
+constexpr absl::Duration kRefusalPeriod = absl::Milliseconds(250);
 // For answers that are on their way and for calls that never end by themselves (health watches).
 constexpr absl::Duration kShutdownGrace = absl::Milliseconds(200);
 constexpr absl::Duration kHurriedGrace = absl::Milliseconds(20);
@@ -126,12 +129,19 @@ bool Server::WaitForCalls(absl::Time deadline) {
   return service_->WaitForCalls(absl::InfinitePast());
 }
 
+void Server::Linger(absl::Time until) {
+  while (!hurry_.load(std::memory_order_acquire) && absl::Now() < until) {
+    absl::SleepFor(std::min(kHurryPeriod, until - absl::Now()));
+  }
+}
+
 bool Server::Drain() {
   const absl::Time deadline = absl::Now() + options_.drain_timeout;
   metrics_->SetReady(false);
   metrics_->SetDraining(true);
   grpc_server_->SetServing(false);
   service_->BeginDrain();
+  Linger(std::min(deadline, absl::Now() + kRefusalPeriod));
   const bool complete = WaitForCalls(deadline);
   // What is left in the engine is answered with UNAVAILABLE, so that every call can end before the server does.
   engine_->Drain(absl::Now());

@@ -45,6 +45,7 @@ class Server {
  private:
   Server() = default;
   bool WaitForCalls(absl::Time deadline);
+  void Linger(absl::Time until);  // less if it is to hurry
 
   Options options_;
   std::atomic<bool> hurry_{false};

@@ -20,7 +20,8 @@ constexpr double kFlopsPerUs = 5e4;
 
 absl::Status OverflowError(int64_t row, int head) {
   return MakeError(absl::StatusCode::kInvalidArgument, "SCORE_OVERFLOW",
-                   absl::StrCat("a score of query row ", row, ", head ", head, " is beyond the range of float"),
+                   absl::StrCat("a score or a sum of weighted values of query row ", row, ", head ", head,
+                                " is beyond the range of float"),
                    {{"row", absl::StrCat(row)}, {"head", absl::StrCat(head)}});
 }
 

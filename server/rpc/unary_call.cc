@@ -59,12 +59,11 @@ UnaryCallBase::UnaryCallBase(ServiceState* state, RpcMethod method, grpc::Callba
 void UnaryCallBase::Start(const grpc::ByteBuffer* in, grpc::ByteBuffer* out, google::protobuf::Message* request) {
   out_ = out;
   absl::Status status = Admit(*state_, *context_, ServedWhileDraining());
-  // Without a message the client was gone, or out of time, before it was complete.
-  if (status.ok() && !in->Valid() &&
-      (context_->IsCancelled() || CancelCode(*context_) == absl::StatusCode::kDeadlineExceeded)) {
+  // Without a message the client was gone, or out of time, before it was complete. (The context may not know yet.)
+  if (status.ok() && !in->Valid()) {
     status = absl::Status(CancelCode(*context_), "the call was given up before its message was complete");
   }
-  if (status.ok() && in->Valid()) status = scope_.Reserve(static_cast<int64_t>(in->Length()));
+  if (status.ok()) status = scope_.Reserve(static_cast<int64_t>(in->Length()));
   // gRPC lends the bytes as const but keeps them until the call ends; freed here they are not held twice.
   if (status.ok()) status = ParseMessage(const_cast<grpc::ByteBuffer*>(in), request);
   if (!status.ok()) {
