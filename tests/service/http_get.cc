@@ -10,19 +10,25 @@
 
 namespace attnd::testing {
 
-std::string HttpGet(const std::string& address, const std::string& path) {
+int HttpConnect(const std::string& address) {
   const int connection = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in target{};
   target.sin_family = AF_INET;
   target.sin_port = htons(static_cast<uint16_t>(std::atoi(address.substr(address.rfind(':') + 1).c_str())));
   inet_pton(AF_INET, "127.0.0.1", &target.sin_addr);
+  if (connect(connection, reinterpret_cast<const sockaddr*>(&target), sizeof(target)) == 0) return connection;
+  close(connection);
+  return -1;
+}
+
+std::string HttpGet(const std::string& address, const std::string& path) {
   std::string answer;
-  if (connect(connection, reinterpret_cast<const sockaddr*>(&target), sizeof(target)) == 0) {
-    const std::string request = "GET " + path + " HTTP/1.0\r\nHost: " + address + "\r\n\r\n";
-    if (write(connection, request.data(), request.size()) == static_cast<ssize_t>(request.size())) {
-      char buffer[8192];
-      for (ssize_t n; (n = read(connection, buffer, sizeof(buffer))) > 0;) answer.append(buffer, n);
-    }
+  const int connection = HttpConnect(address);
+  if (connection < 0) return answer;
+  const std::string request = "GET " + path + " HTTP/1.0\r\nHost: " + address + "\r\n\r\n";
+  if (write(connection, request.data(), request.size()) == static_cast<ssize_t>(request.size())) {
+    char buffer[8192];
+    for (ssize_t n; (n = read(connection, buffer, sizeof(buffer))) > 0;) answer.append(buffer, n);
   }
   close(connection);
   return answer;

@@ -6,6 +6,8 @@
 
 namespace attnd::testing {
 
+// A connection to the address, to be closed by the caller; -1: refused.
+int HttpConnect(const std::string& address);
 std::string HttpGet(const std::string& address, const std::string& path);  // address: 127.0.0.1:PORT
 
 }  // namespace attnd::testing

@@ -1,4 +1,6 @@
 // What Prometheus sees. Scenario names (M01, ...) are those of the list of failures that people have reported.
+#include <unistd.h>
+
 #include <atomic>
 #include <cmath>
 #include <fstream>
@@ -6,6 +8,7 @@
 #include <set>
 #include <sstream>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -262,6 +265,20 @@ TEST_F(MetricsTest, M11_AScrapeDoesNotWaitForCompute) {
   }
   gate_.Open();
   running.join();
+}
+
+// With the exposer's defaults two connections that say nothing make the target look down for 30 s.
+TEST_F(MetricsTest, ConnectionsThatSayNothingDoNotHoldUpScrapes) {
+  Options options = DefaultOptions();
+  options.metrics_listen = "127.0.0.1:0";
+  StartServer(options);
+  const std::string address = server_->metrics_address();
+  std::vector<int> silent;
+  for (int i = 0; i < 4; ++i) silent.push_back(HttpConnect(address));
+  const absl::Time start = absl::Now();
+  EXPECT_TRUE(absl::StrContains(HttpGet(address, "/metrics"), "200 OK"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  for (const int connection : silent) close(connection);
 }
 
 TEST_F(MetricsTest, TheReferenceTableIsThatOfTheBinary) {

@@ -60,6 +60,23 @@ TEST(ResolveOptionsTest, NamesTheFlagThatIsWrong) {
   EXPECT_NE(message(options).find("--session_idle_ttl"), std::string::npos);
 }
 
+// gRPC would serve on 34463 and on 443.
+TEST(ResolveOptionsTest, AnAddressWithoutAUsablePortIsRefused) {
+  for (const char* listen : {"127.0.0.1:99999", "127.0.0.1", "127.0.0.1:", "127.0.0.1:-1", "127.0.0.1:http", ""}) {
+    Options options;
+    options.listen = listen;
+    const absl::Status status = ResolveOptions(options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << listen;
+    EXPECT_NE(status.message().find("--listen is"), std::string::npos) << status;
+    EXPECT_NE(status.message().find(listen), std::string::npos) << status;
+  }
+  for (const char* listen : {"127.0.0.1:0", "[::1]:65535", "unix:/tmp/attnd"}) {
+    Options options;
+    options.listen = listen;
+    EXPECT_TRUE(ResolveOptions(options).ok()) << listen;
+  }
+}
+
 TEST(LogTest, ValuesAreQuotedWhereNeeded) {
   const absl::Time time = absl::FromUnixMillis(1'700'000'000'123);
   EXPECT_EQ(FormatLogLine(time, LogLevel::kWarning, "an event", {{"plain", "a=b"}, {"quoted", "two words\n\"x\""}}),

@@ -155,6 +155,15 @@ TEST(ProcessTest, EnvironmentFlagfileAndCommandLineInThatOrder) {
   unlink(flagfile.c_str());
 }
 
+TEST(ProcessTest, AFlagfileThatNamesItselfIsRefused) {
+  const std::string flagfile = absl::StrCat(::testing::TempDir(), "/attnd_flags_loop_", getpid());
+  std::ofstream(flagfile) << "--max_sessions=7\n--flagfile=" << flagfile << "\n";
+  Program program({"--print_config", "--flagfile=" + flagfile});
+  EXPECT_EQ(program.Wait(), 1);
+  EXPECT_TRUE(absl::StrContains(program.err(), "names another flagfile")) << program.err();
+  unlink(flagfile.c_str());
+}
+
 TEST(ProcessTest, M06_PortsInUseAndForeignAddressesEndWithAMessage) {
   Program first(kFreePorts);
   ASSERT_TRUE(first.AwaitStart()) << first.err();
