@@ -38,6 +38,8 @@ IsaLevel MaxIsaLevel() {
   return IsaLevel::kBaseline;
 }
 
+bool OneDnnHasAmx() { return Includes(dnnl_get_effective_cpu_isa(), dnnl_cpu_isa_avx512_core_amx); }
+
 const char* OneDnnIsaName() {
   switch (dnnl_get_effective_cpu_isa()) {
     case dnnl_cpu_isa_sse41:

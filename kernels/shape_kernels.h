@@ -18,12 +18,13 @@ namespace attnd {
 inline constexpr int kMaxTileRows = 128;
 // Up to here one pass of the streaming kernel is memory-bound or close to it; beyond, the ukernel's tiling wins.
 inline constexpr int kMaxStreamRows = 8;
+inline constexpr int kMaxAmxStreamRows = 32;  // the same where AMX multiplies
 
 // What a thread keeps for the products.
 struct ProductScratch {
   float* widened = nullptr;  // [kWidenedFloats], blocks of bf16 on their way to an f32 ukernel
   void* scratchpad = nullptr;
-  const Brgemm* context = nullptr;  // whose tile configuration the thread holds
+  const void* context = nullptr;  // whose tile configuration the thread holds: a Brgemm or an AmxConfig
 
   static constexpr size_t kWidenedFloats = size_t{kRunTokens} * kPanelColumns;  // >= a block of K: [256][64]
   void ReleaseContext();
@@ -59,6 +60,9 @@ class ShapeKernels {
   // Returns their number, at most kMaxAheadEntries.
   size_t ListAhead(const std::byte* const* blocks, int slots, const std::byte** entries) const;
   static constexpr size_t kMaxAheadEntries = size_t{kRunBlocks} * 2 * (kMaxHeadDim / kPrefetchSteps + 4);
+  // How many entries ahead of the multiplication a tile of so many rows prefetches; 0: it does not.
+  int AheadDistance(int rows) const;
+  static constexpr int kMaxAheadDistance = 8;
 
   // strip = Q K^T of every slot.
   void Scores(const Products& args, ProductScratch* scratch) const;
@@ -80,14 +84,17 @@ class ShapeKernels {
   void ForgetUkernels();
   const PanelKernels& Panel(int panel) const { return panels_[layout_.PanelWidth(panel) == kPanelColumns ? 0 : 1]; }
   size_t UkernelOperandBytes() const { return bf16_ukernels_ ? 2 : 4; }
-  size_t StreamOperandBytes() const { return stream_mode_ == StreamMode::kDotPairs ? 2 : 4; }
+  bool StreamHoldsBf16() const { return stream_mode_ == StreamMode::kDotPairs || stream_mode_ == StreamMode::kAmx; }
+  size_t StreamOperandBytes() const { return StreamHoldsBf16() ? 2 : 4; }
+  bool StreamModeFits(StreamMode mode) const;
   int ScoreSteps() const;
   int ValueSteps() const;
 
   bool UkernelScores(const Products& args, ProductScratch* scratch) const;
   bool UkernelValues(const Products& args, float* values, ProductScratch* scratch) const;
-  void StreamScores(const Products& args) const;
-  void StreamValues(const Products& args, float* values) const;
+  void Stream(const StreamArgs& args, ProductScratch* scratch) const;
+  void StreamScores(const Products& args, ProductScratch* scratch) const;
+  void StreamValues(const Products& args, float* values, ProductScratch* scratch) const;
   friend class UkernelTrial;
 
   BlockLayout layout_;

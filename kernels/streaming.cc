@@ -1,5 +1,6 @@
 #include "kernels/streaming.h"
 
+#include "kernels/amx_stream.h"
 #include "kernels/isa.h"
 #include "kernels/unroll.h"
 
@@ -271,6 +272,8 @@ bool StreamModeAvailable(StreamMode mode) {
       return true;
     case StreamMode::kDotPairs:
       return HWY_DYNAMIC_DISPATCH(HasDotPairs)();
+    case StreamMode::kAmx:
+      return AmxStreamAvailable();
     case StreamMode::kTiles:
       return HWY_DYNAMIC_DISPATCH(HasFma)();
   }
@@ -288,6 +291,8 @@ void StreamProduct(StreamMode mode, const StreamArgs& args) {
       return HWY_DYNAMIC_DISPATCH(StreamDotPairs)(args);
     case StreamMode::kTiles:
       return HWY_DYNAMIC_DISPATCH(StreamTiles)(args);
+    case StreamMode::kAmx:
+      break;
   }
 }
 

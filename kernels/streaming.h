@@ -14,7 +14,8 @@ enum class StreamMode : uint8_t {
   kF32,       // A f32, B f32: one FMA
   kWidened,   // A f32, B bf16 pairs: two FMAs, as if B had been widened to f32 before
   kDotPairs,  // A bf16, B bf16 pairs: vdpbf16ps (AVX512_BF16)
-  kTiles,     // A f32 of bf16 values, B bf16 pairs: as AMX's tdpbf16ps; even and odd elements apart in chunks of 32
+  kAmx,       // A bf16, B bf16 pairs: AMX's tdpbf16ps (amx_stream.h), for whole tiles of B
+  kTiles,     // A f32 of bf16 values, B bf16 pairs: as tdpbf16ps; even and odd elements apart in chunks of 32
 };
 
 // Where to prefetch next: one pointer per kPrefetchBytes of the stream that the caller is going to read. A product
@@ -37,9 +38,10 @@ struct StreamArgs {
   const std::byte* const* ahead = nullptr;  // or null: no prefetch
 };
 
-// True where this process's Highway target has what the mode needs (kDotPairs: AVX512_BF16).
+// True where this process has what the mode needs (kDotPairs: AVX512_BF16; kAmx: AMX).
 bool StreamModeAvailable(StreamMode mode);
 
+// Not for kAmx, which needs the thread's tiles configured.
 void StreamProduct(StreamMode mode, const StreamArgs& args);
 
 }  // namespace attnd

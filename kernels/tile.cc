@@ -11,9 +11,6 @@
 namespace attnd {
 namespace {
 
-// How far ahead of the multiplication a stream is prefetched. Measured from memory: 16 KB is best, 8 and 32 cost 5 %.
-constexpr int kAheadDistance = 16384 / kPrefetchBytes;
-
 // The blocks of a run that the tile's rows may see. Null blocks are those that the explicit mask hides from all rows.
 struct RunBlocks {
   const std::byte* blocks[kRunBlocks];
@@ -75,17 +72,18 @@ Strip StripOf(const Tile& tile, const RunBlocks& run, TileScratch* scratch) {
   return strip;
 }
 
-// Lists what will be read from this run on; null for tiles that the ukernel computes.
+// Lists what will be read from this run on; null for tiles that do not prefetch.
 const std::byte* const* ListAhead(const Tile& tile, const RunBlocks& run, int64_t next_run, TileScratch* scratch) {
-  if (!tile.kernels->Streams(tile.rows) || tile.rows > kMaxStreamRows) return nullptr;
+  const int distance = tile.kernels->AheadDistance(tile.rows);
+  if (distance == 0) return nullptr;
   const std::byte** entries = scratch->ahead();
   size_t count = tile.kernels->ListAhead(run.blocks, run.slots, entries);
   if (next_run < tile.run_end()) {
     const RunBlocks next = BlocksOfRun(tile, next_run);
     count += tile.kernels->ListAhead(next.blocks, std::min(next.slots, 1), entries + count);
   }
-  std::fill_n(entries + count, kAheadDistance, entries[count - 1]);
-  return entries + kAheadDistance;
+  std::fill_n(entries + count, distance, entries[count - 1]);
+  return entries + distance;
 }
 
 Products ProductsOf(const Tile& tile, const RunBlocks& run, TileScratch* scratch) {

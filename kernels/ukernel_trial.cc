@@ -85,13 +85,13 @@ UkernelTrial::Outcome UkernelTrial::CompareRows(int rows, int slots) {
   float* y = results_[1].As<float>();
   const Products ukernel_scores{q_.As(ukernel_bf16), rows, blocks, slots, x, nullptr};
   bool done = kernels_.UkernelScores(ukernel_scores, &scratch);
-  kernels_.StreamScores({q_.As(stream_bf16), rows, blocks, slots, y, nullptr});
+  kernels_.StreamScores({q_.As(stream_bf16), rows, blocks, slots, y, nullptr}, &scratch);
   Outcome outcome = CompareFloats(x, y, rows, kStripLd, slots * kBlockTokens, kernels_.q_ld());
 
   const auto weights = [&](bool bf16) { return reinterpret_cast<float*>(weights_.As(bf16)); };
   const int padded = kernels_.PaddedRows(rows);
   done = done && kernels_.UkernelValues({nullptr, rows, blocks, slots, weights(ukernel_bf16), nullptr}, x, &scratch);
-  kernels_.StreamValues({nullptr, rows, blocks, slots, weights(stream_bf16), nullptr}, y);
+  kernels_.StreamValues({nullptr, rows, blocks, slots, weights(stream_bf16), nullptr}, y, &scratch);
   scratch.ReleaseContext();
   for (int p = 0; p < layout.num_panels; ++p) {
     const size_t offset = static_cast<size_t>(p) * padded * kPanelColumns;

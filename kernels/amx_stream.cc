@@ -1,0 +1,145 @@
+#include "kernels/amx_stream.h"
+
+#include <cassert>
+
+#include "kernels/isa.h"
+
+#if defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 11)
+#define ATTND_HAVE_AMX 1
+#include <immintrin.h>
+#else
+#define ATTND_HAVE_AMX 0
+#endif
+
+namespace attnd {
+
+int AmxPassRows(int rows) {
+  const int passes = (rows + kAmxRows - 1) / kAmxRows;
+  return (rows + passes - 1) / passes;
+}
+
+int AmxPaddedRows(int rows) { return (rows + kAmxRows - 1) / kAmxRows * AmxPassRows(rows); }
+
+#if ATTND_HAVE_AMX
+namespace {
+
+#define ATTND_ALWAYS_INLINE inline __attribute__((always_inline))
+#define ATTND_AMX __attribute__((target("amx-tile,amx-bf16")))
+
+// Tiles 0..3 hold C, one for every 16 columns; 4 is A; 5, 6 and 7 are B in turn, so that a load need not wait for the
+// product before it.
+struct alignas(64) TileConfig {
+  static constexpr int kTileBytes = 64;  // of a tile's row
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  constexpr TileConfig(int pass_rows) {
+    for (int tile = 0; tile < 8; ++tile) {
+      rows[tile] = static_cast<uint8_t>(tile < 5 ? pass_rows : kAmxChunkSteps);
+      row_bytes[tile] = kTileBytes;
+    }
+  }
+};
+static_assert(sizeof(TileConfig) == 64);
+
+// Not on the stack: GCC 12's _tile_loadconfig does not tell the optimizer that it reads all 64 bytes.
+constexpr TileConfig kConfigs[kAmxRows] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+
+// What a tile of B takes: 1 KB. (Inlined by force: GCC drops calls of functions that do nothing but prefetch.)
+ATTND_ALWAYS_INLINE void PrefetchTile(const std::byte* const* ahead, int chunk, int group) {
+  const std::byte* p = ahead[chunk * 2 + group / 2] + (group % 2) * (kPrefetchBytes / 2);
+  for (int line = 0; line < kPrefetchBytes / 2; line += 64) __builtin_prefetch(p + line, 0, 2);
+}
+static_assert(kPrefetchSteps * 2 == kAmxChunkSteps && kPrefetchBytes == 2048);
+
+// C += A x B for 16 steps and 16 columns; tile numbers must be constants.
+#define ATTND_AMX_GROUP(group, b_tile)                                                           \
+  do {                                                                                           \
+    if constexpr (kPrefetch) PrefetchTile(ahead, chunk, group);                                  \
+    _tile_loadd(b_tile, b + (group) * TileConfig::kTileBytes, kGroups * TileConfig::kTileBytes); \
+    _tile_dpbf16ps(group, 4, b_tile);                                                            \
+  } while (false)
+
+// One pass over B: up to 16 rows and 16 * kGroups columns.
+template <int kGroups, bool kPrefetch>
+ATTND_AMX void Pass(const StreamArgs& args, const std::byte* rows, float* c) {
+  _tile_zero(0);
+  if constexpr (kGroups > 1) _tile_zero(1);
+  if constexpr (kGroups > 2) _tile_zero(2);
+  if constexpr (kGroups > 3) _tile_zero(3);
+  const int chunks = args.steps / kAmxChunkSteps;
+  const std::byte* const* ahead = args.ahead;
+  for (int piece = 0; piece < args.pieces; ++piece) {
+    const std::byte* a = rows + piece * args.a_piece_bytes;
+    const std::byte* b = args.b[piece];
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      _tile_loadd(4, a, args.a_row_bytes);
+      ATTND_AMX_GROUP(0, 5);
+      if constexpr (kGroups > 1) ATTND_AMX_GROUP(1, 6);
+      if constexpr (kGroups > 2) ATTND_AMX_GROUP(2, 7);
+      if constexpr (kGroups > 3) ATTND_AMX_GROUP(3, 5);
+      a += TileConfig::kTileBytes;
+      b += kAmxChunkSteps * kGroups * TileConfig::kTileBytes;
+    }
+    if constexpr (kPrefetch) ahead += 2 * chunks;
+  }
+  const size_t c_bytes = args.c_ld * sizeof(float);
+  _tile_stored(0, c, c_bytes);
+  if constexpr (kGroups > 1) _tile_stored(1, c + 16, c_bytes);
+  if constexpr (kGroups > 2) _tile_stored(2, c + 32, c_bytes);
+  if constexpr (kGroups > 3) _tile_stored(3, c + 48, c_bytes);
+}
+
+template <int kGroups>
+void AllRows(const StreamArgs& args) {
+  const int pass_rows = AmxPassRows(args.rows);
+  for (int row = 0; row < args.rows; row += pass_rows) {
+    const std::byte* a = args.a + row * args.a_row_bytes;
+    float* c = args.c + row * args.c_ld;
+    // Only the first pass prefetches: the others find B in L1 or L2.
+    if (row == 0 && args.ahead != nullptr) {
+      Pass<kGroups, true>(args, a, c);
+    } else {
+      Pass<kGroups, false>(args, a, c);
+    }
+  }
+}
+
+}  // namespace
+
+bool AmxStreamAvailable() { return OneDnnHasAmx(); }
+
+const void* AmxConfig(int pass_rows) {
+  assert(pass_rows >= 1 && pass_rows <= kAmxRows);
+  return &kConfigs[pass_rows - 1];
+}
+
+ATTND_AMX void AmxLoad(const void* config) { _tile_loadconfig(config); }
+
+void AmxStreamProduct(const StreamArgs& args) {
+  assert(args.steps % kAmxChunkSteps == 0 && args.columns % kAmxColumns == 0);
+  switch (args.columns / kAmxColumns) {
+    case 1:
+      return AllRows<1>(args);
+    case 2:
+      return AllRows<2>(args);
+    case 3:
+      return AllRows<3>(args);
+    default:
+      return AllRows<4>(args);
+  }
+}
+
+#else
+
+bool AmxStreamAvailable() { return false; }
+const void* AmxConfig(int) { return nullptr; }
+void AmxLoad(const void*) {}
+void AmxStreamProduct(const StreamArgs&) {}
+
+#endif
+
+}  // namespace attnd
