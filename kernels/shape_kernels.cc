@@ -136,6 +136,10 @@ int ShapeKernels::PaddedRows(int rows) const {
   return RoundUp(rows, bf16_ukernels_ ? 16 : 4);
 }
 
+const std::byte* const* ShapeKernels::ValuesAhead(const Products& products) const {
+  return products.ahead + products.slots * AheadEntriesOf(ScoreSteps());
+}
+
 int ShapeKernels::AheadDistance(int rows) const {
   if (!Streams(rows)) return 0;
   // Measured from memory on Emerald Rapids: AMX 4 KB, 0.94 of the read roof, 8 KB 0.92, 16 KB 0.86. FMAs 16 KB; 8 and
@@ -214,9 +218,7 @@ void ShapeKernels::StreamValues(const Products& args, float* values, ProductScra
     for (int slot = 0; slot < args.slots; ++slot) pieces[slot] = args.blocks[slot] + layout_.PanelOffset(panel);
     stream.columns = layout_.PanelWidth(panel);
     stream.c = values + static_cast<size_t>(panel) * PaddedRows(args.rows) * kPanelColumns;
-    if (args.ahead != nullptr) {
-      stream.ahead = args.ahead + args.slots * (AheadEntriesOf(ScoreSteps()) + panel * AheadEntriesOf(stream.steps));
-    }
+    if (args.ahead != nullptr) stream.ahead = ValuesAhead(args) + panel * args.slots * AheadEntriesOf(stream.steps);
     Stream(stream, scratch);
   }
 }

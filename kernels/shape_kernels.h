@@ -60,6 +60,8 @@ class ShapeKernels {
   // Returns their number, at most kMaxAheadEntries.
   size_t ListAhead(const std::byte* const* blocks, int slots, const std::byte** entries) const;
   static constexpr size_t kMaxAheadEntries = size_t{kRunBlocks} * 2 * (kMaxHeadDim / kPrefetchSteps + 4);
+  // Where in products.ahead the reading of V starts.
+  const std::byte* const* ValuesAhead(const Products& products) const;
   // How many entries ahead of the multiplication a tile of so many rows prefetches; 0: it does not.
   int AheadDistance(int rows) const;
   static constexpr int kMaxAheadDistance = 8;

@@ -11,6 +11,7 @@
 #include "kernels/bf16-inl.h"
 #include "kernels/isa.h"
 #include "kernels/simd_math-inl.h"
+#include "kernels/streaming.h"
 #include "kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -166,6 +167,13 @@ HWY_INLINE void ClearBlock(float* scores, int slot) {
   }
 }
 
+// The share of a slot in a row's entry.
+HWY_INLINE void PrefetchPart(const std::byte* entry, int slot) {
+  constexpr int kPartBytes = kPrefetchBytes / kRunBlocks;
+  ATTND_UNROLL
+  for (int line = 0; line < kPartBytes; line += 64) __builtin_prefetch(entry + slot * kPartBytes + line, 0, 2);
+}
+
 // Weights of a row in all its columns; returns their sum.
 template <WeightFormat kFormat, ExpError kError>
 HWY_INLINE float WeighRow(const Strip& strip, int row, float scale, float max) {
@@ -176,8 +184,10 @@ HWY_INLINE float WeighRow(const Strip& strip, int row, float scale, float max) {
   VF sums[kSums];
   ATTND_UNROLL
   for (int i = 0; i < kSums; ++i) sums[i] = hn::Zero(d);
+  const bool prefetch = strip.ahead != nullptr && row < Strip::kAheadRows;
   for (int slot = 0; slot < strip.slots; ++slot) {
     const uint64_t word = allowed[slot];
+    if (prefetch) PrefetchPart(strip.ahead[row], slot);
     if (word == ~uint64_t{0}) {
       WeighBlock<kFormat, kError, true>(scores, slot, word, vscale, vmax, sums);
     } else if (word == 0) {

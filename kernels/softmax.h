@@ -30,6 +30,10 @@ struct Strip {
   float softcap = 0.0f;
   const float* slopes = nullptr;     // [rows] ALiBi, or null
   const float* distances = nullptr;  // [rows][slots] of a slot's first key from the row's position; with slopes
+  // What to prefetch meanwhile, or null: entries of a prefetch list (streaming.h), one a row, at most kAheadRows. Else
+  // memory would rest while the weights are computed: 3 to 6 % of a decode.
+  const std::byte* const* ahead = nullptr;
+  static constexpr int kAheadRows = 8;
 };
 
 // What is known of a row after some runs: sum of exp(score - max) * value, and max and sum. sum = 0: no allowed key

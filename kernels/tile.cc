@@ -82,7 +82,7 @@ const std::byte* const* ListAhead(const Tile& tile, const RunBlocks& run, int64_
     const RunBlocks next = BlocksOfRun(tile, next_run);
     count += tile.kernels->ListAhead(next.blocks, std::min(next.slots, 1), entries + count);
   }
-  std::fill_n(entries + count, distance, entries[count - 1]);
+  std::fill_n(entries + count, distance + Strip::kAheadRows, entries[count - 1]);
   return entries + distance;
 }
 
@@ -160,7 +160,9 @@ int ComputeRun(const Tile& tile, int64_t run_index, float* values, RowSums* sums
   Products products = ProductsOf(tile, run, scratch);
   products.ahead = ListAhead(tile, run, run_index + 1, scratch);
   tile.kernels->Scores(products, scratch->products());
-  const int bad_row = SoftmaxStrip(StripOf(tile, run, scratch), tile.kernels->WeightFormatOf(tile.rows), sums);
+  Strip strip = StripOf(tile, run, scratch);
+  if (products.ahead != nullptr) strip.ahead = tile.kernels->ValuesAhead(products);
+  const int bad_row = SoftmaxStrip(strip, tile.kernels->WeightFormatOf(tile.rows), sums);
   tile.kernels->Values(products, values, scratch->products());
   return bad_row;
 }

@@ -58,7 +58,7 @@ class TileScratch {
   float distances_[kMaxTileRows * kRunBlocks];
   float slopes_[kMaxTileRows];
   // The present run, the beginning of the next one, and a margin that repeats the last entry.
-  const std::byte* ahead_[2 * ShapeKernels::kMaxAheadEntries + ShapeKernels::kMaxAheadDistance];
+  const std::byte* ahead_[2 * ShapeKernels::kMaxAheadEntries + ShapeKernels::kMaxAheadDistance + Strip::kAheadRows];
   ProductScratch products_;
 };
 
