@@ -19,8 +19,10 @@ namespace {
 
 // A tile's cost is about the blocks it reads times its rows; a block costs something however few the rows are.
 constexpr int64_t kRowsOfABlock = 8;
-// A tile that is more than this part of a thread's share of the batch is split into its runs.
+// A tile that is more than this part of a thread's share of the batch is split into stretches of runs.
 constexpr int64_t kTilesPerThread = 8;
+// No stretch is more than this part of a thread's share.
+constexpr int64_t kStretchesPerThread = 3;
 
 struct PlannedTile {
   Tile tile;
@@ -95,7 +97,7 @@ struct AttentionBatch::State {
   const ShapeKernels& KernelsOf(const KvShape& shape);
   void AddTiles(int work);
   int TileRows(const AttentionWork& work) const;
-  void AddTasks(int tile, int64_t split_above, size_t* partial_floats);
+  void AddTasks(int tile, int64_t total_cost, size_t* partial_floats);
   void ReportOverflow(const PlannedTile& planned, int row);
   void RunWhole(PlannedTile& planned, TileScratch* scratch);
   void RunSplit(PlannedTile& planned, const Task& task, TileScratch* scratch);
@@ -140,8 +142,9 @@ void AttentionBatch::State::AddTiles(int index) {
   }
 }
 
-void AttentionBatch::State::AddTasks(int index, int64_t split_above, size_t* partial_floats) {
+void AttentionBatch::State::AddTasks(int index, int64_t total_cost, size_t* partial_floats) {
   PlannedTile& planned = tiles[index];
+  const int64_t split_above = total_cost / (kTilesPerThread * threads());
   const int64_t begin = planned.tile.run_begin(), end = planned.tile.run_end();
   if (planned.cost <= split_above || end - begin <= 1 || planned.tile.work->weights != nullptr) {
     tasks.push_back({index, false, begin, end, planned.cost});
@@ -150,8 +153,14 @@ void AttentionBatch::State::AddTasks(int index, int64_t split_above, size_t* par
   planned.partials = *partial_floats;
   planned.pending = static_cast<int>(end - begin);
   *partial_floats += (end - begin) * PartialFloats(planned.tile);
-  for (int64_t run = begin; run < end; ++run) {
-    tasks.push_back({index, true, run, run + 1, planned.cost / (end - begin)});
+  // Half of what is left each time: long stretches, whose prefetches run on into their next run, are begun first, and
+  // single runs are left to even out the end.
+  const int64_t run_cost = std::max<int64_t>(1, planned.cost / (end - begin));
+  const int64_t longest = std::max<int64_t>(1, total_cost / (kStretchesPerThread * threads()) / run_cost);
+  for (int64_t run = begin; run < end;) {
+    const int64_t runs = std::clamp<int64_t>((end - run) / 2, 1, longest);
+    tasks.push_back({index, true, run, run + runs, runs * run_cost});
+    run += runs;
   }
 }
 
@@ -247,9 +256,8 @@ int AttentionBatch::Plan() {
   }
   int64_t total = 0;
   for (const PlannedTile& planned : s.tiles) total += planned.cost;
-  const int64_t split_above = total / (kTilesPerThread * s.threads());
   size_t partial_floats = 0;
-  for (size_t i = 0; i < s.tiles.size(); ++i) s.AddTasks(static_cast<int>(i), split_above, &partial_floats);
+  for (size_t i = 0; i < s.tiles.size(); ++i) s.AddTasks(static_cast<int>(i), total, &partial_floats);
   s.partials.Reserve(partial_floats * sizeof(float));
   std::sort(s.tasks.begin(), s.tasks.end(), [](const Task& x, const Task& y) {
     if (x.cost != y.cost) return x.cost > y.cost;
