@@ -48,12 +48,13 @@ static_assert(sizeof(TileConfig) == 64);
 // Not on the stack: GCC 12's _tile_loadconfig does not tell the optimizer that it reads all 64 bytes.
 constexpr TileConfig kConfigs[kAmxRows] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 
-// What a tile of B takes: 1 KB, to L1: to L2 costs 2 % from memory and 5 to 10 % in a cache. (Inlined by force: GCC drops calls of functions that do nothing but prefetch.)
+// What a tile of B takes: 1 KB, to L1: to L2 costs 2 % from memory and 5 to 10 % in a cache. (Inlined by force: GCC
+// drops calls of functions that do nothing but prefetch.)
 ATTND_ALWAYS_INLINE void PrefetchTile(const std::byte* const* ahead, int chunk, int group) {
   const std::byte* p = ahead[chunk * 2 + group / 2] + (group % 2) * (kPrefetchBytes / 2);
   for (int line = 0; line < kPrefetchBytes / 2; line += 64) __builtin_prefetch(p + line, 0, 3);
 }
-static_assert(kPrefetchSteps * 2 == kAmxChunkSteps && kPrefetchBytes == 2048);
+static_assert(PrefetchSteps(StreamMode::kAmx) * 2 == kAmxChunkSteps && kPrefetchBytes == 2048);
 
 // C += A x B for 16 steps and 16 columns; tile numbers must be constants.
 #define ATTND_AMX_GROUP(group, b_tile)                                                           \

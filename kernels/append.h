@@ -18,13 +18,15 @@ struct RowsView {
   DType dtype = DType::kF32;
 };
 
-// Zero-fills V (0 x NaN would poison a masked tail: every slot that no token was written to must hold finite values).
-// K needs nothing: the scores of unwritten slots are never used.
+// Zero-fills V and its scales (0 x NaN would poison a masked tail: every slot that no token was written to must hold
+// finite values). K needs nothing: the scores of unwritten slots are never used.
 void InitBlock(const BlockLayout& layout, std::byte* block);
 
 // Writes rows [0, num_tokens) of k and v to slots [first_slot, first_slot + num_tokens) of the block.
-// F32 to BF16 rounds to nearest, ties to even. Does not look whether values are finite.
-// REQUIRES: first_slot + num_tokens <= kBlockTokens.
+// Rounds to nearest, ties to even; what is beyond the largest BF16 or F16 becomes infinite. INT8: symmetric per token,
+// scale = max|x| / 127 and elements x * (127 / max|x|), rounded to nearest, ties to even (zeros, with scale 0, where
+// the scale would not be a normal number). Does not look whether values are finite. REQUIRES: first_slot + num_tokens
+// <= kBlockTokens.
 void WriteTokens(const BlockLayout& layout, std::byte* block, int first_slot, int num_tokens, const RowsView& k,
                  const RowsView& v);
 

@@ -8,17 +8,14 @@ namespace {
 
 constexpr size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
-size_t ElementBytes(KvDType dtype) { return dtype == KvDType::kF32 ? 4 : 2; }
-
 }  // namespace
 
 BlockLayout::BlockLayout(const KvShape& s) : shape(s) {
   assert(s.head_dim >= 1 && s.head_dim <= kMaxHeadDim);
   assert(s.value_dim >= 1 && s.value_dim <= kMaxHeadDim);
-  const size_t element = ElementBytes(s.dtype);
-  const size_t k_rows = s.dtype == KvDType::kF32 ? s.head_dim : RoundUp(s.head_dim, 2);
-  k_bytes = k_rows * kBlockTokens * element;
-  v_bytes = RoundUp(size_t{kBlockTokens} * s.value_dim * element, 64);
+  if (s.dtype == KvDType::kInt8) scale_bytes = kBlockTokens * sizeof(float);
+  k_bytes = KUnits() * kBlockTokens * KvUnitBytes(s.dtype) + scale_bytes;
+  v_bytes = RoundUp(size_t{kBlockTokens} * s.value_dim * KvElementBytes(s.dtype), 64) + scale_bytes;
   block_bytes = k_bytes + v_bytes;
   num_panels = (s.value_dim + kPanelColumns - 1) / kPanelColumns;
 }
@@ -29,7 +26,7 @@ int BlockLayout::PanelWidth(int panel) const {
 }
 
 size_t BlockLayout::PanelOffset(int panel) const {
-  return k_bytes + size_t{kBlockTokens} * kPanelColumns * panel * ElementBytes(shape.dtype);
+  return k_bytes + scale_bytes + size_t{kBlockTokens} * kPanelColumns * panel * KvElementBytes(shape.dtype);
 }
 
 }  // namespace attnd

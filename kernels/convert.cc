@@ -9,55 +9,21 @@
 #include "hwy/highway.h"
 #include "kernels/bf16-inl.h"
 #include "kernels/isa.h"
+#include "kernels/row_vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnd {
 namespace HWY_NAMESPACE {
 
-// Calls step(i, n) for every whole vector and once for the rest.
-template <class Step>
-HWY_INLINE void ForVectors(size_t lanes, size_t count, const Step& step) {
-  size_t i = 0;
-  for (; i + lanes <= count; i += lanes) step(i, lanes);
-  if (i < count) step(i, count - i);
-}
-
-// Narrow elements pass through a small aligned buffer at a row's end only, where a vector would read too far.
-template <class DN, class T = hn::TFromD<DN>>
-HWY_INLINE hn::Vec<DN> LoadBytes(DN d, const std::byte* from, size_t n) {
-  if (n == hn::Lanes(d)) return hn::LoadU(d, reinterpret_cast<const T*>(from));
-  HWY_ALIGN T buffer[hn::MaxLanes(d)] = {};
-  std::memcpy(buffer, from, n * sizeof(T));
-  return hn::Load(d, buffer);
-}
-
-template <class DN, class T = hn::TFromD<DN>>
-HWY_INLINE void StoreBytes(DN d, hn::Vec<DN> v, std::byte* to, size_t n) {
-  if (n == hn::Lanes(d)) return hn::StoreU(v, d, reinterpret_cast<T*>(to));
-  HWY_ALIGN T buffer[hn::MaxLanes(d)];
-  hn::Store(v, d, buffer);
-  std::memcpy(to, buffer, n * sizeof(T));
-}
-
-void WidenBf16(const std::byte* from, size_t count, float* to) {
+template <DType kFrom>
+HWY_INLINE void Widen(const std::byte* from, size_t count, float* to) {
   const hn::ScalableTag<float> d;
-  const hn::RebindToUnsigned<decltype(d)> du;
-  const hn::Rebind<uint16_t, decltype(d)> d16;
-  ForVectors(hn::Lanes(d), count, [&](size_t i, size_t n) HWY_ATTR {
-    const auto bits = hn::PromoteTo(du, LoadBytes(d16, from + 2 * i, n));
-    hn::StoreN(hn::BitCast(d, hn::ShiftLeft<16>(bits)), d, to + i, n);
-  });
+  ForVectors(hn::Lanes(d), count,
+             [&](size_t i, size_t n) HWY_ATTR { hn::StoreN(LoadAsF32<kFrom>(d, from, i, n), d, to + i, n); });
 }
 
-void WidenF16(const std::byte* from, size_t count, float* to) {
-  const hn::ScalableTag<float> d;
-  const hn::Rebind<uint16_t, decltype(d)> d16;
-  const hn::Rebind<hwy::float16_t, decltype(d)> df16;
-  ForVectors(hn::Lanes(d), count, [&](size_t i, size_t n) HWY_ATTR {
-    const auto half = hn::BitCast(df16, LoadBytes(d16, from + 2 * i, n));
-    hn::StoreN(hn::PromoteTo(d, half), d, to + i, n);
-  });
-}
+void WidenBf16(const std::byte* from, size_t count, float* to) { Widen<DType::kBf16>(from, count, to); }
+void WidenF16(const std::byte* from, size_t count, float* to) { Widen<DType::kF16>(from, count, to); }
 
 void NarrowBf16(const std::byte* from, size_t count, std::byte* to) {
   const hn::ScalableTag<float> d;

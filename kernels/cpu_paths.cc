@@ -19,17 +19,24 @@ namespace {
 
 constexpr int kTestQueries = 2, kTestDim = 33, kTestKeys = 65;
 
-// Relative error of an output row that is still right: rounding to bf16 costs 2^-9 on each operand.
-double Tolerance(KvDType dtype) { return dtype == KvDType::kF32 ? 1e-5 : 1e-2; }
+// Relative error of an output row that is still right. K and V are exactly representable, so this is what rounding Q
+// and the weights costs: 2^-9 of each as bf16, 2^-16 of the row's largest as s16.
+double Tolerance(KvDType dtype) { return dtype == KvDType::kBf16 ? 1e-2 : dtype == KvDType::kInt8 ? 1e-3 : 1e-5; }
 
-std::vector<float> RandomValues(size_t count, bool bf16, std::mt19937* random) {
+// Rows of kTestDim values that the dtype holds exactly.
+std::vector<float> RandomRows(size_t rows, KvDType dtype, std::mt19937* random) {
   std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) {
-    value = normal(*random);
-    uint16_t rounded;
-    RoundRowToBf16(&value, 1, &rounded);
-    if (bf16) value = Bf16ToFloat(rounded);
+  std::uniform_int_distribution<int> s8(-127, 127);
+  std::vector<float> values(rows * kTestDim);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = normal(*random);
+    // An element of 127 in every row makes the row's scale 1/64.
+    if (dtype == KvDType::kInt8) values[i] = static_cast<float>(i % kTestDim == 0 ? 127 : s8(*random)) / 64;
+    if (dtype != KvDType::kBf16 && dtype != KvDType::kF16) continue;
+    const DType narrow = dtype == KvDType::kBf16 ? DType::kBf16 : DType::kF16;
+    std::byte bytes[sizeof(uint16_t)];
+    NarrowRow(&values[i], 1, narrow, bytes);
+    WidenRow(bytes, narrow, 1, &values[i]);
   }
   return values;
 }
@@ -39,10 +46,9 @@ double WorstError(KvDType dtype, int groups) {
   std::mt19937 random(7);
   const KvShape shape{kTestDim, kTestDim, dtype};
   const BlockLayout layout(shape);
-  const bool bf16 = dtype == KvDType::kBf16;
-  const std::vector<float> q = RandomValues(size_t{kTestQueries} * groups * kTestDim, bf16, &random);
-  const std::vector<float> k = RandomValues(size_t{kTestKeys} * kTestDim, bf16, &random);
-  const std::vector<float> v = RandomValues(size_t{kTestKeys} * kTestDim, bf16, &random);
+  const std::vector<float> q = RandomRows(size_t{kTestQueries} * groups, dtype, &random);
+  const std::vector<float> k = RandomRows(kTestKeys, dtype, &random);
+  const std::vector<float> v = RandomRows(kTestKeys, dtype, &random);
 
   AlignedBuffer memory(2 * layout.block_bytes);
   const std::byte* blocks[2] = {memory.As<std::byte>(), memory.As<std::byte>() + layout.block_bytes};
@@ -96,7 +102,19 @@ double WorstError(KvDType dtype, int groups) {
   return worst;
 }
 
-const char* Name(KvDType dtype) { return dtype == KvDType::kF32 ? "f32" : "bf16"; }
+const char* Name(KvDType dtype) {
+  switch (dtype) {
+    case KvDType::kF32:
+      return "f32";
+    case KvDType::kBf16:
+      return "bf16";
+    case KvDType::kF16:
+      return "f16";
+    case KvDType::kInt8:
+      return "int8";
+  }
+  return "?";
+}
 
 }  // namespace
 
@@ -111,7 +129,7 @@ std::string KernelPath(KvDType dtype) { return ShapeKernels::Get({128, 128, dtyp
 
 bool SelfTest(std::string* what) {
   what->clear();
-  for (const KvDType dtype : {KvDType::kF32, KvDType::kBf16}) {
+  for (const KvDType dtype : {KvDType::kF32, KvDType::kBf16, KvDType::kF16, KvDType::kInt8}) {
     // Two rows (streaming where it serves few rows), and more than streaming serves, a tail of each tile size included.
     for (const int groups : {1, 31}) {
       const double error = WorstError(dtype, groups);

@@ -12,6 +12,7 @@
 #include "kernels/amx_stream.h"
 #include "kernels/convert.h"
 #include "kernels/isa.h"
+#include "kernels/quantize.h"
 #include "kernels/ukernel_trial.h"
 
 namespace attnd {
@@ -33,7 +34,28 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 int RoundUp(int n, int to) { return (n + to - 1) / to * to; }
 
-int AheadEntriesOf(int steps) { return (steps + kPrefetchSteps - 1) / kPrefetchSteps; }
+int AheadEntriesOf(StreamMode mode, int steps) { return (steps + PrefetchSteps(mode) - 1) / PrefetchSteps(mode); }
+
+// K's scales end the product that comes now, V's, beside them, begin the run's next one. The list has elements only.
+void PrefetchScales(const BlockLayout& layout, const std::byte* block) {
+  const std::byte* scales = block + layout.KScalesOffset();
+  for (size_t line = 0; line < 2 * layout.scale_bytes; line += 64) __builtin_prefetch(scales + line);
+}
+
+// The streaming mode of a dtype that has the f32 ukernel, or none, beside it.
+StreamMode PlainMode(KvDType dtype) {
+  switch (dtype) {
+    case KvDType::kF32:
+      return StreamMode::kF32;
+    case KvDType::kBf16:
+      return StreamMode::kWidened;
+    case KvDType::kF16:
+      return StreamMode::kF16;
+    case KvDType::kInt8:
+      return StreamMode::kInt8;
+  }
+  return StreamMode::kF32;
+}
 
 }  // namespace
 
@@ -53,13 +75,12 @@ const ShapeKernels& ShapeKernels::Get(const KvShape& shape) {
 }
 
 ShapeKernels::ShapeKernels(const KvShape& shape) : layout_(shape) {
-  const bool narrow = shape.dtype == KvDType::kBf16;
-  k_ = narrow ? RoundUp(shape.head_dim, 2) : shape.head_dim;
-  if (narrow && UseUkernels(/*bf16=*/true)) return;
+  k_ = RoundUp(shape.head_dim, KvGroup(shape.dtype));
+  if (shape.dtype == KvDType::kBf16 && UseUkernels(/*bf16=*/true)) return;
   bf16_ukernels_ = false;
-  widens_ = narrow;
-  stream_mode_ = narrow ? StreamMode::kWidened : StreamMode::kF32;
-  if (UseUkernels(/*bf16=*/false)) return;
+  widens_ = shape.dtype == KvDType::kBf16 || shape.dtype == KvDType::kF16;
+  stream_mode_ = PlainMode(shape.dtype);
+  if (!quantizes() && UseUkernels(/*bf16=*/false)) return;
   stream_rows_ = kMaxTileRows;
 }
 
@@ -74,7 +95,7 @@ bool ShapeKernels::UseUkernels(bool bf16) {
   // In order of preference. The first is no use on AMX, but it is plain enough to tell whether AMX's products are
   // right.
   const std::initializer_list<StreamMode> bf16_modes = {StreamMode::kDotPairs, StreamMode::kAmx, StreamMode::kTiles};
-  const std::initializer_list<StreamMode> f32_modes = {widens_ ? StreamMode::kWidened : StreamMode::kF32};
+  const std::initializer_list<StreamMode> f32_modes = {PlainMode(layout_.shape.dtype)};
   bool right = false;
   for (const StreamMode mode : bf16 ? bf16_modes : f32_modes) {
     if (!StreamModeFits(mode)) continue;
@@ -137,7 +158,7 @@ int ShapeKernels::PaddedRows(int rows) const {
 }
 
 const std::byte* const* ShapeKernels::ValuesAhead(const Products& products) const {
-  return products.ahead + products.slots * AheadEntriesOf(ScoreSteps());
+  return products.ahead + products.slots * AheadEntriesOf(stream_mode_, ScoreSteps());
 }
 
 int ShapeKernels::AheadDistance(int rows) const {
@@ -148,18 +169,24 @@ int ShapeKernels::AheadDistance(int rows) const {
   return rows <= kMaxStreamRows ? 16384 / kPrefetchBytes : 0;
 }
 
-int ShapeKernels::ScoreSteps() const { return rounds_to_bf16() ? k_ / 2 : k_; }
-int ShapeKernels::ValueSteps() const { return rounds_to_bf16() ? kBlockTokens / 2 : kBlockTokens; }
+size_t ShapeKernels::StreamOperandBytes() const {
+  return StreamHoldsBf16() || stream_mode_ == StreamMode::kInt8 ? 2 : 4;
+}
+
+int ShapeKernels::ScoreSteps() const { return layout_.KUnits(); }
+int ShapeKernels::ValueSteps() const { return kBlockTokens / KvGroup(layout_.shape.dtype); }
 
 size_t ShapeKernels::ListAhead(const std::byte* const* blocks, int slots, const std::byte** entries) const {
   const std::byte** next = entries;
-  const auto list = [&next](const std::byte* piece, int steps, size_t step_bytes) {
-    for (int step = 0; step < steps; step += kPrefetchSteps) *next++ = piece + step * step_bytes;
+  const int entry_steps = PrefetchSteps(stream_mode_);
+  const auto list = [&](const std::byte* piece, int steps, int columns) {
+    const size_t step_bytes = columns * StreamUnitBytes(stream_mode_);
+    for (int step = 0; step < steps; step += entry_steps) *next++ = piece + step * step_bytes;
   };
-  for (int s = 0; s < slots; ++s) list(blocks[s], ScoreSteps(), kBlockTokens * sizeof(float));
+  for (int s = 0; s < slots; ++s) list(blocks[s], ScoreSteps(), kBlockTokens);
   for (int p = 0; p < layout_.num_panels; ++p) {
     for (int s = 0; s < slots; ++s) {
-      list(blocks[s] + layout_.PanelOffset(p), ValueSteps(), layout_.PanelWidth(p) * sizeof(float));
+      list(blocks[s] + layout_.PanelOffset(p), ValueSteps(), layout_.PanelWidth(p));
     }
   }
   return next - entries;
@@ -195,17 +222,35 @@ void ShapeKernels::StreamScores(const Products& args, ProductScratch* scratch) c
   stream.steps = ScoreSteps();
   stream.columns = kBlockTokens;
   stream.c_ld = kStripLd;
+  stream.row_scales = args.q_scales;
   for (int slot = 0; slot < args.slots; ++slot) {
+    if (args.ahead != nullptr) PrefetchScales(layout_, args.blocks[slot]);
     stream.b = args.blocks + slot;
     stream.c = args.strip + slot * kBlockTokens;
-    if (args.ahead != nullptr) stream.ahead = args.ahead + slot * AheadEntriesOf(stream.steps);
+    if (args.ahead != nullptr) stream.ahead = args.ahead + slot * AheadEntriesOf(stream_mode_, stream.steps);
+    if (quantizes()) {
+      stream.column_scales = reinterpret_cast<const float*>(args.blocks[slot] + layout_.KScalesOffset());
+    }
     Stream(stream, scratch);
+  }
+}
+
+void ShapeKernels::PackWeights(const Products& args, float* scales) const {
+  const float* v_scales[kRunBlocks];
+  for (int slot = 0; slot < args.slots; ++slot) {
+    v_scales[slot] = reinterpret_cast<const float*>(args.blocks[slot] + layout_.VScalesOffset());
+  }
+  for (int row = 0; row < args.rows; ++row) {
+    scales[row] = QuantizeWeights(args.strip + row * kStripLd, args.slots, v_scales);
   }
 }
 
 void ShapeKernels::StreamValues(const Products& args, float* values, ProductScratch* scratch) const {
   const std::byte* pieces[kRunBlocks];
+  float scales[kMaxTileRows];
+  if (quantizes()) PackWeights(args, scales);
   StreamArgs stream;
+  stream.row_scales = scales;
   stream.a = reinterpret_cast<const std::byte*>(args.strip);
   stream.a_row_bytes = kStripLd * sizeof(float);
   stream.a_piece_bytes = kBlockTokens * StreamOperandBytes();
@@ -218,7 +263,8 @@ void ShapeKernels::StreamValues(const Products& args, float* values, ProductScra
     for (int slot = 0; slot < args.slots; ++slot) pieces[slot] = args.blocks[slot] + layout_.PanelOffset(panel);
     stream.columns = layout_.PanelWidth(panel);
     stream.c = values + static_cast<size_t>(panel) * PaddedRows(args.rows) * kPanelColumns;
-    if (args.ahead != nullptr) stream.ahead = ValuesAhead(args) + panel * args.slots * AheadEntriesOf(stream.steps);
+    if (args.ahead != nullptr)
+      stream.ahead = ValuesAhead(args) + panel * args.slots * AheadEntriesOf(stream_mode_, stream.steps);
     Stream(stream, scratch);
   }
 }
@@ -233,6 +279,12 @@ bool Execute(const Brgemm* kernel, const void* a, const void* b, const BrgemmOff
 }
 
 }  // namespace
+
+// A block's part to f32 [rows][columns], for the f32 ukernel.
+void ShapeKernels::Widen(const std::byte* from, int rows, int columns, float* to) const {
+  if (layout_.shape.dtype == KvDType::kF16) return WidenRow(from, DType::kF16, rows * columns, to);
+  WidenPairs(reinterpret_cast<const uint16_t*>(from), rows / 2, columns, to);
+}
 
 bool ShapeKernels::UkernelScores(const Products& args, ProductScratch* scratch) const {
   const auto multiply = [&](int first_row, int size, int slot, const void* k) {
@@ -250,7 +302,7 @@ bool ShapeKernels::UkernelScores(const Products& args, ProductScratch* scratch) 
     });
   }
   for (int slot = 0; slot < args.slots; ++slot) {
-    WidenPairs(reinterpret_cast<const uint16_t*>(args.blocks[slot]), k_ / 2, kBlockTokens, scratch->widened);
+    Widen(args.blocks[slot], k_, kBlockTokens, scratch->widened);
     if (!ForPowersOfTwo(rows, [&](int first, int size) { return multiply(first, size, slot, scratch->widened); })) {
       return false;
     }
@@ -270,8 +322,7 @@ bool ShapeKernels::UkernelValues(const Products& args, float* values, ProductScr
       offsets[slot].a = static_cast<int64_t>(slot * kBlockTokens * UkernelOperandBytes());
       if (widens_) {
         offsets[slot].b = static_cast<int64_t>(slot * panel_bytes);
-        WidenPairs(reinterpret_cast<const uint16_t*>(v), kBlockTokens / 2, width,
-                   scratch->widened + offsets[slot].b / sizeof(float));
+        Widen(v, kBlockTokens, width, scratch->widened + offsets[slot].b / sizeof(float));
       } else {
         // Blocks lie anywhere: the offset is a distance of addresses, not of elements of one array.
         offsets[slot].b = static_cast<int64_t>(reinterpret_cast<uintptr_t>(v) - reinterpret_cast<uintptr_t>(base));
@@ -291,7 +342,8 @@ bool ShapeKernels::UkernelValues(const Products& args, float* values, ProductScr
 std::string ShapeKernels::Description() const {
   const std::string streaming = std::string("streaming (") + HighwayTargetName() + ")";
   if (scores_[0] == nullptr) return streaming;
-  std::string ukernel = std::string("brgemm ") + (bf16_ukernels_ ? "bf16" : widens_ ? "f32 of widened bf16" : "f32");
+  std::string ukernel = std::string("brgemm ") + (bf16_ukernels_ ? "bf16" : "f32");
+  if (widens_) ukernel += rounds_to_bf16() ? " of widened bf16" : " of widened f16";
   ukernel += std::string(" (") + OneDnnIsaName() + ")";
   if (stream_rows_ == 0) return ukernel;
   return "up to " + std::to_string(stream_rows_) + " rows: " + streaming + ", more: " + ukernel;

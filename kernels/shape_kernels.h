@@ -22,7 +22,7 @@ inline constexpr int kMaxAmxStreamRows = 32;  // the same where AMX multiplies
 
 // What a thread keeps for the products.
 struct ProductScratch {
-  float* widened = nullptr;  // [kWidenedFloats], blocks of bf16 on their way to an f32 ukernel
+  float* widened = nullptr;  // [kWidenedFloats], blocks of bf16 or f16 on their way to an f32 ukernel
   void* scratchpad = nullptr;
   const void* context = nullptr;  // whose tile configuration the thread holds: a Brgemm or an AmxConfig
 
@@ -32,12 +32,13 @@ struct ProductScratch {
 
 // A tile's rows against the visible blocks of one run.
 struct Products {
-  const std::byte* q = nullptr;  // [padded rows][q_ld], bf16 or f32: ShapeKernels::HoldsBf16
+  const std::byte* q = nullptr;  // [padded rows][q_ld], bf16 or f32: ShapeKernels::HoldsBf16; s16 for INT8
   int rows = 0;
   const std::byte* const* blocks = nullptr;  // [slots]
   int slots = 0;                             // 1..kRunBlocks
   float* strip = nullptr;                    // [padded rows][kStripLd]: scores, then weights
   const std::byte* const* ahead = nullptr;   // prefetch list from this run's first byte on, or null
+  const float* q_scales = nullptr;           // [rows], for INT8
 };
 
 class ShapeKernels {
@@ -49,6 +50,8 @@ class ShapeKernels {
   // Q's rows and the weights are rounded to bf16 values; tiles of so many rows hold them as bf16, or else as f32.
   bool rounds_to_bf16() const { return layout_.shape.dtype == KvDType::kBf16; }
   bool HoldsBf16(int rows) const;
+  // Q's rows are held as s16 with a scale each (quantize.h), and the weights become so in Values.
+  bool quantizes() const { return layout_.shape.dtype == KvDType::kInt8; }
   WeightFormat WeightFormatOf(int rows) const;
   // bf16 ukernels flush denormals whatever MXCSR says: the thread must do so in everything else, or bits could differ.
   bool flushes_denormals() const { return bf16_ukernels_; }
@@ -59,7 +62,7 @@ class ShapeKernels {
   // Prefetch lists (streaming.h): the entries of a run of these blocks, in the order in which the products read them.
   // Returns their number, at most kMaxAheadEntries.
   size_t ListAhead(const std::byte* const* blocks, int slots, const std::byte** entries) const;
-  static constexpr size_t kMaxAheadEntries = size_t{kRunBlocks} * 2 * (kMaxHeadDim / kPrefetchSteps + 4);
+  static constexpr size_t kMaxAheadEntries = size_t{kRunBlocks} * 2 * (kMaxHeadDim / kMinPrefetchSteps + 4);
   // Where in products.ahead the reading of V starts.
   const std::byte* const* ValuesAhead(const Products& products) const;
   // How many entries ahead of the multiplication a tile of so many rows prefetches; 0: it does not.
@@ -83,11 +86,12 @@ class ShapeKernels {
   explicit ShapeKernels(const KvShape& shape);
   bool UseUkernels(bool bf16);
   bool CreateUkernels(bool bf16);
+  void Widen(const std::byte* from, int rows, int columns, float* to) const;
   void ForgetUkernels();
   const PanelKernels& Panel(int panel) const { return panels_[layout_.PanelWidth(panel) == kPanelColumns ? 0 : 1]; }
   size_t UkernelOperandBytes() const { return bf16_ukernels_ ? 2 : 4; }
   bool StreamHoldsBf16() const { return stream_mode_ == StreamMode::kDotPairs || stream_mode_ == StreamMode::kAmx; }
-  size_t StreamOperandBytes() const { return StreamHoldsBf16() ? 2 : 4; }
+  size_t StreamOperandBytes() const;
   bool StreamModeFits(StreamMode mode) const;
   int ScoreSteps() const;
   int ValueSteps() const;
@@ -96,13 +100,14 @@ class ShapeKernels {
   bool UkernelValues(const Products& args, float* values, ProductScratch* scratch) const;
   void Stream(const StreamArgs& args, ProductScratch* scratch) const;
   void StreamScores(const Products& args, ProductScratch* scratch) const;
+  void PackWeights(const Products& args, float* scales) const;  // to s16, in the strip
   void StreamValues(const Products& args, float* values, ProductScratch* scratch) const;
   friend class UkernelTrial;
 
   BlockLayout layout_;
-  int k_ = 0;  // head_dim as multiplied: even for bf16
+  int k_ = 0;  // head_dim as multiplied: a multiple of the group
   bool bf16_ukernels_ = false;
-  bool widens_ = false;  // bf16 blocks go to the f32 ukernel
+  bool widens_ = false;  // blocks of bf16 or f16 go to the f32 ukernel
   StreamMode stream_mode_ = StreamMode::kF32;
   int stream_rows_ = kMaxTileRows;
   const Brgemm* scores_[kSizes] = {};

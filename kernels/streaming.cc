@@ -17,7 +17,9 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 using DF = hn::ScalableTag<float>;
 using DU = hn::ScalableTag<uint32_t>;
+using DI = hn::ScalableTag<int32_t>;
 using VF = hn::Vec<DF>;
+using VI = hn::Vec<DI>;
 
 constexpr size_t kLanes = hn::MaxLanes(DF());
 // Rows and vectors of a register tile. AVX-512 has 32 registers: 4 x 4 accumulators leave room for B and A. The others
@@ -30,21 +32,27 @@ constexpr int kTileChunkSteps = 16;  // pairs of one tdpbf16ps
 // To L2: L1 is too small to hold what lies 8 KB ahead beside the operands, and NTA measured worse than none.
 HWY_INLINE void PrefetchToL2(const std::byte* p) { __builtin_prefetch(p, 0, 2); }
 
-template <bool kPrefetch>
+template <StreamMode kMode, bool kPrefetch>
 HWY_INLINE void PrefetchStep(const StreamArgs& args, int step, const std::byte* const* ahead) {
   if constexpr (kPrefetch) {
-    constexpr int kStepBytes = kPrefetchBytes / kPrefetchSteps;
-    const std::byte* p = ahead[step / kPrefetchSteps] + (step % kPrefetchSteps) * kStepBytes;
+    constexpr int kSteps = PrefetchSteps(kMode), kStepBytes = kPrefetchBytes / kSteps;
+    const std::byte* p = ahead[step / kSteps] + (step % kSteps) * kStepBytes;
     ATTND_UNROLL
     for (int line = 0; line < kStepBytes; line += 64) PrefetchToL2(p + line);
   }
   (void)args, (void)step, (void)ahead;
 }
 
-// `n` 32-bit units of B, the lanes behind them zero.
-template <bool kPartial>
+// `n` units of B, the lanes behind them zero.
+template <StreamMode kMode, bool kPartial>
 HWY_INLINE VF LoadB(const std::byte* b, size_t n) {
   const DF d;
+  if constexpr (kMode == StreamMode::kF16) {
+    const hn::Rebind<uint16_t, DF> d16;
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(b);
+    const auto bits = kPartial ? hn::LoadN(d16, halves, n) : hn::LoadU(d16, halves);
+    return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), bits));
+  }
   const float* p = reinterpret_cast<const float*>(b);
   if constexpr (kPartial) return hn::LoadN(d, p, n);
   (void)n;
@@ -63,7 +71,7 @@ template <StreamMode kMode>
 HWY_INLINE void Accumulate(const std::byte* a, int index, VF b, VF& sum) {
   const DF d;
   const DU du;
-  if constexpr (kMode == StreamMode::kF32) {
+  if constexpr (kMode == StreamMode::kF32 || kMode == StreamMode::kF16) {
     sum = hn::MulAdd(hn::Set(d, LoadA<float>(a, index)), b, sum);
   } else if constexpr (kMode == StreamMode::kWidened) {
     const auto bits = hn::BitCast(du, b);
@@ -113,22 +121,23 @@ HWY_NOINLINE void StreamTile(const StreamArgs& args, int row, int column, size_t
   VF sums[kRows][kVectors];
   SetZero(sums);
   const std::byte* const* ahead = args.ahead;
-  const size_t step_bytes = args.columns * sizeof(float);
+  constexpr size_t kUnit = StreamUnitBytes(kMode);
+  const size_t step_bytes = args.columns * kUnit;
   for (int piece = 0; piece < args.pieces; ++piece) {
-    const std::byte* b = args.b[piece] + column * sizeof(float);
+    const std::byte* b = args.b[piece] + column * kUnit;
     const std::byte* a = args.a + row * args.a_row_bytes + piece * args.a_piece_bytes;
     for (int step = 0; step < args.steps; ++step, b += step_bytes) {
-      PrefetchStep<kPrefetch>(args, step, ahead);
+      PrefetchStep<kMode, kPrefetch>(args, step, ahead);
       VF bs[kVectors];
       ATTND_UNROLL
-      for (int v = 0; v < kVectors; ++v) bs[v] = LoadB<kPartial>(b + v * kLanes * sizeof(float), last);
+      for (int v = 0; v < kVectors; ++v) bs[v] = LoadB<kMode, kPartial>(b + v * kLanes * kUnit, last);
       ATTND_UNROLL
       for (int r = 0; r < kRows; ++r) {
         ATTND_UNROLL
         for (int v = 0; v < kVectors; ++v) Accumulate<kMode>(a + r * args.a_row_bytes, step, bs[v], sums[r][v]);
       }
     }
-    if constexpr (kPrefetch) ahead += (args.steps + kPrefetchSteps - 1) / kPrefetchSteps;
+    if constexpr (kPrefetch) ahead += (args.steps + PrefetchSteps(kMode) - 1) / PrefetchSteps(kMode);
   }
   StoreSums<kPartial>(args, row, column, last, sums);
 }
@@ -137,6 +146,7 @@ HWY_NOINLINE void StreamTile(const StreamArgs& args, int row, int column, size_t
 // from zero; then even + odd joins the output.
 template <int kRows, int kVectors, bool kPartial, bool kPrefetch>
 HWY_NOINLINE void StreamTileAsAmx(const StreamArgs& args, int row, int column, size_t last) {
+  constexpr StreamMode kMode = StreamMode::kTiles;
   const DF d;
   const DU du;
   VF sums[kRows][kVectors];
@@ -153,11 +163,11 @@ HWY_NOINLINE void StreamTileAsAmx(const StreamArgs& args, int row, int column, s
       SetZero(evens);
       SetZero(odds);
       for (; step < chunk_end; ++step, b += step_bytes) {
-        PrefetchStep<kPrefetch>(args, step, ahead);
+        PrefetchStep<kMode, kPrefetch>(args, step, ahead);
         VF even[kVectors], odd[kVectors];
         ATTND_UNROLL
         for (int v = 0; v < kVectors; ++v) {
-          const auto bits = hn::BitCast(du, LoadB<kPartial>(b + v * kLanes * sizeof(float), last));
+          const auto bits = hn::BitCast(du, LoadB<kMode, kPartial>(b + v * kLanes * sizeof(float), last));
           even[v] = hn::BitCast(d, hn::ShiftLeft<16>(bits));
           odd[v] = hn::BitCast(d, hn::And(bits, high));
         }
@@ -178,15 +188,76 @@ HWY_NOINLINE void StreamTileAsAmx(const StreamArgs& args, int row, int column, s
         for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Add(sums[r][v], hn::Add(evens[r][v], odds[r][v]));
       }
     }
-    if constexpr (kPrefetch) ahead += (args.steps + kPrefetchSteps - 1) / kPrefetchSteps;
+    if constexpr (kPrefetch) ahead += (args.steps + PrefetchSteps(kMode) - 1) / PrefetchSteps(kMode);
   }
   StoreSums<kPartial>(args, row, column, last, sums);
+}
+
+// Quads of s8 with rows of s16. The even and the odd bytes of a vector of B become pairs of s16 by shifts; A has its
+// quads in the order 0 2 1 3 for that.
+template <int kRows, int kVectors, bool kPartial, bool kPrefetch>
+HWY_NOINLINE void StreamTileInt8(const StreamArgs& args, int row, int column, size_t last) {
+  constexpr StreamMode kMode = StreamMode::kInt8;
+  const DF d;
+  const DI di;
+  const hn::Repartition<int16_t, DI> d16;
+  VI sums[kRows][kVectors];
+  ATTND_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ATTND_UNROLL
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(di);
+  }
+  const std::byte* const* ahead = args.ahead;
+  const size_t step_bytes = args.columns * sizeof(int32_t);
+  for (int piece = 0; piece < args.pieces; ++piece) {
+    const std::byte* b = args.b[piece] + column * sizeof(int32_t);
+    const std::byte* a = args.a + row * args.a_row_bytes + piece * args.a_piece_bytes;
+    for (int step = 0; step < args.steps; ++step, b += step_bytes) {
+      PrefetchStep<kMode, kPrefetch>(args, step, ahead);
+      hn::Vec<decltype(d16)> even[kVectors], odd[kVectors];
+      ATTND_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        const auto bytes = hn::BitCast(d16, LoadB<kMode, kPartial>(b + v * kLanes * sizeof(int32_t), last));
+        even[v] = hn::ShiftRight<8>(hn::ShiftLeft<8>(bytes));
+        odd[v] = hn::ShiftRight<8>(bytes);
+      }
+      ATTND_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const auto a_even = hn::BitCast(d16, hn::Set(di, LoadA<int32_t>(a + r * args.a_row_bytes, 2 * step)));
+        const auto a_odd = hn::BitCast(d16, hn::Set(di, LoadA<int32_t>(a + r * args.a_row_bytes, 2 * step + 1)));
+        ATTND_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+          VI unused = hn::Zero(di);
+          sums[r][v] = hn::ReorderWidenMulAccumulate(di, a_even, even[v], sums[r][v], unused);
+          sums[r][v] = hn::ReorderWidenMulAccumulate(di, a_odd, odd[v], sums[r][v], unused);
+        }
+      }
+    }
+    if constexpr (kPrefetch) ahead += (args.steps + PrefetchSteps(kMode) - 1) / PrefetchSteps(kMode);
+  }
+  // The scales first: their product overflows only where the result does.
+  VF scaled[kRows][kVectors];
+  ATTND_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ATTND_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      VF scale = hn::Set(d, args.row_scales[row + r]);
+      if (args.column_scales != nullptr) {
+        const std::byte* scales = reinterpret_cast<const std::byte*>(args.column_scales + column + v * kLanes);
+        scale = hn::Mul(scale, LoadB<kMode, kPartial>(scales, last));
+      }
+      scaled[r][v] = hn::Mul(hn::ConvertTo(d, sums[r][v]), scale);
+    }
+  }
+  StoreSums<kPartial>(args, row, column, last, scaled);
 }
 
 template <StreamMode kMode, int kRows, int kVectors, bool kPartial, bool kPrefetch>
 HWY_INLINE void Tile(const StreamArgs& args, int row, int column, size_t last) {
   if constexpr (kMode == StreamMode::kTiles) {
     StreamTileAsAmx<kRows, kVectors, kPartial, kPrefetch>(args, row, column, last);
+  } else if constexpr (kMode == StreamMode::kInt8) {
+    StreamTileInt8<kRows, kVectors, kPartial, kPrefetch>(args, row, column, last);
   } else {
     StreamTile<kMode, kRows, kVectors, kPartial, kPrefetch>(args, row, column, last);
   }
@@ -236,6 +307,8 @@ void Stream(const StreamArgs& args) {
 }
 
 void StreamF32(const StreamArgs& args) { Stream<StreamMode::kF32>(args); }
+void StreamF16(const StreamArgs& args) { Stream<StreamMode::kF16>(args); }
+void StreamInt8(const StreamArgs& args) { Stream<StreamMode::kInt8>(args); }
 void StreamWidened(const StreamArgs& args) { Stream<StreamMode::kWidened>(args); }
 void StreamTiles(const StreamArgs& args) { Stream<StreamMode::kTiles>(args); }
 #if HWY_NATIVE_DOT_BF16
@@ -256,6 +329,8 @@ namespace attnd {
 namespace {
 
 HWY_EXPORT(StreamF32);
+HWY_EXPORT(StreamF16);
+HWY_EXPORT(StreamInt8);
 HWY_EXPORT(StreamWidened);
 HWY_EXPORT(StreamTiles);
 HWY_EXPORT(StreamDotPairs);
@@ -268,7 +343,9 @@ bool StreamModeAvailable(StreamMode mode) {
   InitIsa();
   switch (mode) {
     case StreamMode::kF32:
+    case StreamMode::kF16:
     case StreamMode::kWidened:
+    case StreamMode::kInt8:
       return true;
     case StreamMode::kDotPairs:
       return HWY_DYNAMIC_DISPATCH(HasDotPairs)();
@@ -285,6 +362,10 @@ void StreamProduct(StreamMode mode, const StreamArgs& args) {
   switch (mode) {
     case StreamMode::kF32:
       return HWY_DYNAMIC_DISPATCH(StreamF32)(args);
+    case StreamMode::kF16:
+      return HWY_DYNAMIC_DISPATCH(StreamF16)(args);
+    case StreamMode::kInt8:
+      return HWY_DYNAMIC_DISPATCH(StreamInt8)(args);
     case StreamMode::kWidened:
       return HWY_DYNAMIC_DISPATCH(StreamWidened)(args);
     case StreamMode::kDotPairs:

@@ -9,19 +9,25 @@
 
 namespace attnd {
 
-// How a step of B (one row of f32, or one row of bf16 pairs) is multiplied. Each is the order of sums of a ukernel.
+// How a step of B (a row of f32, of f16, of bf16 pairs or of int8 quads) is multiplied. Each is the order of sums of a
+// ukernel, but for kInt8, whose sums are exact.
 enum class StreamMode : uint8_t {
   kF32,       // A f32, B f32: one FMA
+  kF16,       // A f32, B f16: one FMA, as if B had been widened to f32 before
   kWidened,   // A f32, B bf16 pairs: two FMAs, as if B had been widened to f32 before
   kDotPairs,  // A bf16, B bf16 pairs: vdpbf16ps (AVX512_BF16)
   kAmx,       // A bf16, B bf16 pairs: AMX's tdpbf16ps (amx_stream.h), for whole tiles of B
   kTiles,     // A f32 of bf16 values, B bf16 pairs: as tdpbf16ps; even and odd elements apart in chunks of 32
+  kInt8,      // A s16 in the order of quantize.h, B s8 quads: sums in s32, then the scales
 };
 
+constexpr size_t StreamUnitBytes(StreamMode mode) { return mode == StreamMode::kF16 ? 2 : 4; }
+
 // Where to prefetch next: one pointer per kPrefetchBytes of the stream that the caller is going to read. A product
-// consumes one per kPrefetchSteps steps of a piece (rounded up).
-inline constexpr int kPrefetchSteps = 8;
+// consumes one per PrefetchSteps steps of a piece (rounded up).
 inline constexpr int kPrefetchBytes = 2048;
+inline constexpr int kMinPrefetchSteps = 8;
+constexpr int PrefetchSteps(StreamMode mode) { return kMinPrefetchSteps * 4 / static_cast<int>(StreamUnitBytes(mode)); }
 
 // c[row][column] = sum over pieces and k of a[row][piece][k] * b[piece][k][column], from zero, in this order.
 struct StreamArgs {
@@ -29,13 +35,16 @@ struct StreamArgs {
   size_t a_row_bytes = 0;
   size_t a_piece_bytes = 0;
   int rows = 0;
-  const std::byte* const* b = nullptr;  // [pieces] -> [steps][columns] of 32-bit units
+  const std::byte* const* b = nullptr;  // [pieces] -> [steps][columns] of StreamUnitBytes
   int pieces = 0;
   int steps = 0;
   int columns = 0;  // 1..64
   float* c = nullptr;
   size_t c_ld = 0;
   const std::byte* const* ahead = nullptr;  // or null: no prefetch
+  // kInt8: c is multiplied by row_scales[row] and, unless null, column_scales[column].
+  const float* row_scales = nullptr;
+  const float* column_scales = nullptr;
 };
 
 // True where this process has what the mode needs (kDotPairs: AVX512_BF16; kAmx: AMX).

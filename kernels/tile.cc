@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/convert.h"
+#include "kernels/quantize.h"
 #include "kernels/row_range.h"
 
 namespace attnd {
@@ -89,6 +90,7 @@ const std::byte* const* ListAhead(const Tile& tile, const RunBlocks& run, int64_
 Products ProductsOf(const Tile& tile, const RunBlocks& run, TileScratch* scratch) {
   Products products;
   products.q = scratch->q();
+  products.q_scales = scratch->q_scales();
   products.rows = tile.rows;
   products.blocks = run.blocks;
   products.slots = run.slots;
@@ -137,6 +139,12 @@ void PackQueries(const Tile& tile, TileScratch* scratch) {
       uint16_t* to = reinterpret_cast<uint16_t*>(scratch->q()) + row * ld;
       RowToBf16(from, work.q_dtype, dim, to);
       if (ld > dim) to[dim] = 0;
+      continue;
+    }
+    if (tile.kernels->quantizes()) {
+      float wide[kMaxHeadDim];
+      WidenRow(from, work.q_dtype, dim, wide);
+      scratch->q_scales()[row] = QuantizeQuery(wide, dim, reinterpret_cast<int16_t*>(scratch->q()) + row * ld);
       continue;
     }
     float* to = reinterpret_cast<float*>(scratch->q()) + row * ld;

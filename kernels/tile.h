@@ -48,6 +48,7 @@ class TileScratch {
   uint64_t* allowed() { return allowed_; }
   float* distances() { return distances_; }
   float* slopes() { return slopes_; }
+  float* q_scales() { return q_scales_; }
   const std::byte** ahead() { return ahead_; }
   ProductScratch* products() { return &products_; }
 
@@ -57,6 +58,7 @@ class TileScratch {
   uint64_t allowed_[kMaxTileRows * kRunBlocks];
   float distances_[kMaxTileRows * kRunBlocks];
   float slopes_[kMaxTileRows];
+  float q_scales_[kMaxTileRows];
   // The present run, the beginning of the next one, and a margin that repeats the last entry.
   const std::byte* ahead_[2 * ShapeKernels::kMaxAheadEntries + ShapeKernels::kMaxAheadDistance + Strip::kAheadRows];
   ProductScratch products_;

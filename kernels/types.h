@@ -11,8 +11,7 @@ namespace attnd {
 enum class DType : uint8_t { kF32, kBf16, kF16 };
 constexpr size_t DTypeBytes(DType t) { return t == DType::kF32 ? 4 : 2; }
 
-// Element type of K and V in the cache's blocks. (F16 and INT8 are named by the wire contract; a shape of
-// theirs is refused at session creation until their kernels land.)
+// Element type of K and V in the cache's blocks.
 enum class KvDType : uint8_t { kF32, kBf16, kF16, kInt8 };
 
 inline constexpr int kMaxHeadDim = 256;

@@ -13,18 +13,19 @@ namespace {
 
 constexpr int kTrialRows = 32;
 
-// Random values in -1..1, as f32 and rounded to bf16; exactly bf16 in both if `narrow`. Drawn once, the memory is
-// filled with them over and over: their number is prime, so nothing repeats from row to row.
+// Random values in -1..1, as f32 and rounded to bf16 and f16; exactly bf16 in f32 too if `narrow`. Drawn once, the
+// memory is filled with them over and over: their number is prime, so nothing repeats from row to row.
 struct Values {
   static constexpr size_t kCount = 4093;
   std::vector<float> f32 = std::vector<float>(kCount);
-  std::vector<uint16_t> bf16 = std::vector<uint16_t>(kCount);
+  std::vector<uint16_t> bf16 = std::vector<uint16_t>(kCount), f16 = std::vector<uint16_t>(kCount);
 
   explicit Values(bool narrow) {
     std::mt19937 random(1);
     std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
     for (float& value : f32) value = uniform(random);
     RoundRowToBf16(f32.data(), kCount, bf16.data());
+    NarrowRow(f32.data(), kCount, DType::kF16, reinterpret_cast<std::byte*>(f16.data()));
     for (size_t i = 0; i < kCount && narrow; ++i) f32[i] = Bf16ToFloat(bf16[i]);
   }
 
@@ -41,10 +42,11 @@ UkernelTrial::UkernelTrial(const ShapeKernels& kernels)
       blocks_(kernels.layout().block_bytes * kRunBlocks),
       scratch_(ProductScratch::kWidenedFloats * sizeof(float) + Brgemm::kScratchpadBytes) {
   const Values values(kernels.rounds_to_bf16());
-  if (kernels.rounds_to_bf16()) {
-    Values::Fill(values.bf16, 0, blocks_.As<uint16_t>(), blocks_.bytes() / sizeof(uint16_t));
-  } else {
+  if (kernels.layout().shape.dtype == KvDType::kF32) {
     Values::Fill(values.f32, 0, blocks_.As<float>(), blocks_.bytes() / sizeof(float));
+  } else {
+    Values::Fill(kernels.rounds_to_bf16() ? values.bf16 : values.f16, 0, blocks_.As<uint16_t>(),
+                 blocks_.bytes() / sizeof(uint16_t));
   }
   const auto fill = [&values](Operand& operand, size_t columns, size_t f32_ld, size_t bf16_ld) {
     operand.f32.Reserve(kTrialRows * f32_ld * sizeof(float));

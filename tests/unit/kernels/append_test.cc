@@ -18,18 +18,49 @@ namespace attnd::testing {
 namespace {
 
 // The layout of block_layout.h, element by element.
+float F16ToFloat(uint16_t bits) {
+  float value;
+  WidenRow(reinterpret_cast<const std::byte*>(&bits), DType::kF16, 1, &value);
+  return value;
+}
+
+float Scale(const std::byte* block, size_t offset, int token) {
+  return reinterpret_cast<const float*>(block + offset)[token];
+}
+
 float KAt(const BlockLayout& layout, const std::byte* block, int token, int dim) {
-  if (layout.shape.dtype == KvDType::kF32) {
-    return reinterpret_cast<const float*>(block)[dim * kBlockTokens + token];
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(block);
+  switch (layout.shape.dtype) {
+    case KvDType::kF32:
+      return reinterpret_cast<const float*>(block)[dim * kBlockTokens + token];
+    case KvDType::kBf16:
+      return Bf16ToFloat(halves[(dim / 2 * kBlockTokens + token) * 2 + dim % 2]);
+    case KvDType::kF16:
+      return F16ToFloat(halves[dim * kBlockTokens + token]);
+    case KvDType::kInt8:
+      break;
   }
-  return Bf16ToFloat(reinterpret_cast<const uint16_t*>(block)[(dim / 2 * kBlockTokens + token) * 2 + dim % 2]);
+  const size_t scales = (layout.shape.head_dim + 3) / 4 * size_t{kBlockTokens} * 4;
+  const int q = reinterpret_cast<const int8_t*>(block)[(dim / 4 * kBlockTokens + token) * 4 + dim % 4];
+  return Scale(block, scales, token) * static_cast<float>(q);
 }
 
 float VAt(const BlockLayout& layout, const std::byte* block, int token, int column) {
   const int panel = column / kPanelColumns, width = layout.PanelWidth(panel), c = column % kPanelColumns;
   const std::byte* base = block + layout.PanelOffset(panel);
-  if (layout.shape.dtype == KvDType::kF32) return reinterpret_cast<const float*>(base)[token * width + c];
-  return Bf16ToFloat(reinterpret_cast<const uint16_t*>(base)[(token / 2 * width + c) * 2 + token % 2]);
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(base);
+  switch (layout.shape.dtype) {
+    case KvDType::kF32:
+      return reinterpret_cast<const float*>(base)[token * width + c];
+    case KvDType::kBf16:
+      return Bf16ToFloat(halves[(token / 2 * width + c) * 2 + token % 2]);
+    case KvDType::kF16:
+      return F16ToFloat(halves[token * width + c]);
+    case KvDType::kInt8:
+      break;
+  }
+  const int q = reinterpret_cast<const int8_t*>(base)[(token / 4 * width + c) * 4 + token % 4];
+  return Scale(block, layout.k_bytes, token) * static_cast<float>(q);
 }
 
 struct Rows {
@@ -55,13 +86,14 @@ struct Rows {
 };
 
 void CheckBlock(const BlockLayout& layout, const std::byte* block, const Rows& k, const Rows& v, int tokens) {
-  const DType stored = StoredType(layout.shape.dtype);
+  const std::vector<float> stored_k = Stored(k.values, k.dim, layout.shape.dtype);
+  const std::vector<float> stored_v = Stored(v.values, v.dim, layout.shape.dtype);
   for (int t = 0; t < tokens; ++t) {
     for (int d = 0; d < k.dim; ++d) {
-      ASSERT_EQ(KAt(layout, block, t, d), Rounded(k.values[t * k.dim + d], stored)) << "k " << t << " " << d;
+      ASSERT_EQ(KAt(layout, block, t, d), stored_k[t * k.dim + d]) << "k " << t << " " << d;
     }
     for (int c = 0; c < v.dim; ++c) {
-      ASSERT_EQ(VAt(layout, block, t, c), Rounded(v.values[t * v.dim + c], stored)) << "v " << t << " " << c;
+      ASSERT_EQ(VAt(layout, block, t, c), stored_v[t * v.dim + c]) << "v " << t << " " << c;
     }
   }
   for (int t = tokens; t < kBlockTokens; ++t) {
@@ -126,8 +158,41 @@ TEST_P(AppendTest, CopyTokensCopiesExactlyThose) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kv, AppendTest, ::testing::Values(KvDType::kF32, KvDType::kBf16),
-                         [](const auto& info) { return info.param == KvDType::kF32 ? "F32" : "Bf16"; });
+float FloatOf(const std::byte* block, size_t offset) {
+  float value;
+  std::memcpy(&value, block + offset, sizeof(value));
+  return value;
+}
+
+TEST(Int8Test, ScalesAndTies) {
+  const BlockLayout layout({5, 4, KvDType::kInt8});
+  AlignedBuffer memory(layout.block_bytes);
+  std::byte* block = memory.As<std::byte>();
+  const auto write = [&](int slot, std::vector<float> k, std::vector<float> v) {
+    WriteTokens(layout, block, slot, 1, {reinterpret_cast<const std::byte*>(k.data()), 0, DType::kF32},
+                {reinterpret_cast<const std::byte*>(v.data()), 0, DType::kF32});
+  };
+  // 127 makes the scale 1: ties go to even.
+  write(0, {127, 0.5f, 1.5f, -2.5f, -127}, {-254, 1, 3, 5});
+  EXPECT_EQ(FloatOf(block, layout.KScalesOffset()), 1.0f);
+  EXPECT_EQ(FloatOf(block, layout.VScalesOffset()), 2.0f);
+  const std::vector<float> k = {127, 0, 2, -2, -127}, v = {-254, 0, 4, 4};
+  for (int d = 0; d < 5; ++d) EXPECT_EQ(KAt(layout, block, 0, d), k[d]);
+  for (int c = 0; c < 4; ++c) EXPECT_EQ(VAt(layout, block, 0, c), v[c]);
+  // Zeros, and what has no normal scale; the largest numbers keep theirs.
+  write(1, {0, -0.0f, 0, 0, 0}, {1e-38f, -1e-40f, 0, 0});
+  write(2, {3.4e38f, -3.4e38f, 0, 0, 1e38f}, {2e-36f, 1e-36f, 0, 0});
+  for (int d = 0; d < 5; ++d) EXPECT_EQ(KAt(layout, block, 1, d), 0.0f);
+  for (int c = 0; c < 4; ++c) EXPECT_EQ(VAt(layout, block, 1, c), 0.0f);
+  EXPECT_EQ(FloatOf(block, layout.VScalesOffset() + sizeof(float)), 0.0f);
+  EXPECT_NEAR(KAt(layout, block, 2, 0), 3.4e38f, 1e32f);
+  EXPECT_NEAR(KAt(layout, block, 2, 1), -3.4e38f, 1e32f);
+  EXPECT_NEAR(KAt(layout, block, 2, 4), 1e38f, 1.4e36f);
+  EXPECT_NEAR(VAt(layout, block, 2, 0), 2e-36f, 1e-42f);
+  EXPECT_NEAR(VAt(layout, block, 2, 1), 1e-36f, 8e-39f);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kv, AppendTest, AllKvDTypes(), KvParamName);
 
 float FromBits(uint32_t bits) {
   float value;

@@ -117,11 +117,37 @@ TEST_P(AttentionTest, LargeScoresWithScale) {
 }
 
 TEST_P(AttentionTest, HugeScoresStayFinite) {
-  for (const float scale : {1.0f, 0.3f}) {
-    Problem problem = Make(1, 16, {1, 1}).Lengths(1, 3).Fill(3);
-    problem.softmax.softmax_scale = scale;
-    problem.q = {1.0f};
-    problem.k = {3e38f, 3e38f, -3e38f};
+  for (const auto& [q, k] : {std::pair{1.0f, 3e38f}, {5e33f, 6e4f}}) {
+    if (GetParam() == KvDType::kF16 && k > 65504.0f) continue;  // would be stored as infinity
+    for (const float scale : {1.0f, 0.3f}) {
+      Problem problem = Make(1, 16, {1, 1}).Lengths(1, 3).Fill(3);
+      problem.softmax.softmax_scale = scale;
+      problem.q = {q};
+      problem.k = {k, k, -k};
+      ExpectRight(problem);
+    }
+  }
+}
+
+// Scores as spread as they come: a few tokens have nearly all the weight.
+TEST_P(AttentionTest, ScoresOfStandardDeviation10) {
+  for (const int64_t queries : {1, 20}) {
+    Problem problem = Make(64, 64, {4, 1}).Lengths(queries, 2000);
+    problem.softmax.softmax_scale = 1.25f;  // q . k has 8
+    ExpectRight(problem.Fill(3));
+  }
+}
+
+// One token outweighs each of the others so far that their weights are lost beside its own in 16 bits (as integers,
+// below half a unit): together they must not matter more than the contract allows.
+TEST_P(AttentionTest, OneDominatingTokenAndManySmallOnes) {
+  for (const float distance : {3.0f, 9.0f, 11.1f, 14.0f}) {
+    Problem problem = Make(2, 16, {1, 1}).Lengths(1, kRunTokens).Fill(3);
+    problem.softmax.softmax_scale = 1.0f;
+    problem.q = {1.0f, 0.0f};
+    for (size_t i = 0; i < problem.k.size(); ++i) problem.k[i] = 0.0f;
+    problem.k[2 * 100] = distance;
+    for (float& v : problem.v) v = std::fabs(v);
     ExpectRight(problem);
   }
 }
@@ -130,9 +156,10 @@ TEST_P(AttentionTest, OverflowIsReportedWithItsRow) {
   for (const int64_t queries : {1, 30}) {
     Problem problem = Make(4, 16, {2, 1}).Lengths(queries, 100).Fill(3);
     const int64_t bad_row = queries - 1;
+    const float large = GetParam() == KvDType::kF16 ? 6e4f : 1e20f;  // finite as stored
     float* q = &problem.q[(bad_row * 2 + 1) * 4];
     for (int d = 0; d < 4; ++d) q[d] = 3e38f;
-    for (int d = 0; d < 4; ++d) problem.k[4 * 7 + d] = d % 2 == 0 ? 1e20f : -1e20f;  // inf - inf on the way
+    for (int d = 0; d < 4; ++d) problem.k[4 * 7 + d] = d % 2 == 0 ? large : -large;  // inf - inf on the way
     const Answer answer = Attend(problem);
     EXPECT_EQ(answer.result.overflow_row, bad_row);
     EXPECT_EQ(answer.result.overflow_head, 1);
@@ -155,6 +182,17 @@ TEST_P(AttentionTest, OverflowOfTheOutputIsReported) {
   for (float& q : problem.q) q = 0;
   for (float& v : problem.v) v = 3e38f;  // the sum of 100 of them is beyond f32, though their mean is not
   EXPECT_EQ(Attend(problem).result.overflow_row, 0);
+}
+
+// Most of f16's numbers below 6e-5 are subnormal: they must not be flushed to zero.
+TEST_P(AttentionTest, SubnormalF16) {
+  for (const int64_t queries : {1, 20}) {
+    Problem problem = Make(16, 16, {1, 1}).Lengths(queries, 70).Fill(3);
+    for (float& q : problem.q) q *= 1e5f;
+    for (float& k : problem.k) k *= 1e-5f;
+    for (float& v : problem.v) v *= 1e-5f;
+    ExpectRight(problem);
+  }
 }
 
 TEST_P(AttentionTest, EmptyRowsAreZeros) {
@@ -189,8 +227,7 @@ TEST_P(AttentionTest, KvBytesReadCountsVisibleBlocks) {
   EXPECT_EQ(batch.kv_bytes_read(), static_cast<int64_t>(2 * 2 * BlockLayout(problem.shape).block_bytes));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kv, AttentionTest, ::testing::Values(KvDType::kF32, KvDType::kBf16),
-                         [](const auto& info) { return info.param == KvDType::kF32 ? "F32" : "Bf16"; });
+INSTANTIATE_TEST_SUITE_P(Kv, AttentionTest, AllKvDTypes(), KvParamName);
 
 }  // namespace
 }  // namespace attnd::testing

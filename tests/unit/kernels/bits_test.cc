@@ -198,8 +198,7 @@ TEST_P(BitsTest, FutureRowsDoNotInterfere) {
   EXPECT_TRUE(std::equal(before.lse.begin(), before.lse.begin() + rows, after.lse.begin()));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kv, BitsTest, ::testing::Values(KvDType::kF32, KvDType::kBf16),
-                         [](const auto& info) { return info.param == KvDType::kF32 ? "F32" : "Bf16"; });
+INSTANTIATE_TEST_SUITE_P(Kv, BitsTest, AllKvDTypes(), KvParamName);
 
 }  // namespace
 }  // namespace attnd::testing

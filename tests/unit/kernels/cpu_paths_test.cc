@@ -8,6 +8,8 @@
 namespace attnd {
 namespace {
 
+constexpr KvDType kKvDTypes[] = {KvDType::kF32, KvDType::kBf16, KvDType::kF16, KvDType::kInt8};
+
 TEST(CpuPathsTest, SelfTestPasses) {
   std::string what;
   EXPECT_TRUE(SelfTest(&what)) << what;
@@ -17,17 +19,19 @@ TEST(CpuPathsTest, SelfTestPasses) {
 TEST(CpuPathsTest, NamesSayWhatIsUsed) {
   EXPECT_FALSE(IsaName().empty());
   EXPECT_EQ(OneDnnVersion().find("3."), 0u) << OneDnnVersion();
-  EXPECT_NE(KernelPath(KvDType::kF32).find("streaming"), std::string::npos) << KernelPath(KvDType::kF32);
   RecordProperty("isa", IsaName());
-  RecordProperty("f32", KernelPath(KvDType::kF32));
-  RecordProperty("bf16", KernelPath(KvDType::kBf16));
+  for (const KvDType dtype : kKvDTypes) {
+    EXPECT_NE(KernelPath(dtype).find("streaming"), std::string::npos) << KernelPath(dtype);
+    RecordProperty(std::string("path") + std::to_string(static_cast<int>(dtype)), KernelPath(dtype));
+  }
 }
 
 // One variable decides oneDNN's paths and ours: under SSE41 there is neither a ukernel nor an AVX target.
 TEST(CpuPathsTest, MaxIsaIsObeyed) {
   const char* max = std::getenv("ONEDNN_MAX_CPU_ISA");
   if (max == nullptr) GTEST_SKIP() << "ONEDNN_MAX_CPU_ISA is not set";
-  const std::string paths = KernelPath(KvDType::kF32) + KernelPath(KvDType::kBf16);
+  std::string paths;
+  for (const KvDType dtype : kKvDTypes) paths += KernelPath(dtype) + "; ";
   if (std::string(max) == "SSE41") {
     EXPECT_EQ(paths.find("brgemm"), std::string::npos) << paths;
     EXPECT_EQ(paths.find("AVX"), std::string::npos) << paths;

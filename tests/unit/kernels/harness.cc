@@ -22,12 +22,7 @@ std::vector<std::byte> Narrow(const std::vector<float>& values, DType dtype, siz
   return bytes;
 }
 
-// What the kernels multiply: Q is rounded to bf16 for bf16 KV, K and V as stored.
-std::vector<double> AsStored(const std::vector<float>& values, DType dtype) {
-  std::vector<double> stored(values.size());
-  for (size_t i = 0; i < values.size(); ++i) stored[i] = Rounded(values[i], dtype);
-  return stored;
-}
+std::vector<double> Widened(const std::vector<float>& values) { return {values.begin(), values.end()}; }
 
 std::vector<int> TaskOrder(int tasks, unsigned seed) {
   std::vector<int> order(tasks);
@@ -38,7 +33,7 @@ std::vector<int> TaskOrder(int tasks, unsigned seed) {
 
 }  // namespace
 
-double RowTolerance(KvDType dtype) { return dtype == KvDType::kF32 ? 1e-5 : 1e-2; }
+double RowTolerance(KvDType dtype) { return dtype == KvDType::kF32 ? 1e-5 : dtype == KvDType::kInt8 ? 3e-2 : 1e-2; }
 
 float Rounded(float value, DType dtype) {
   std::byte bytes[4];
@@ -47,7 +42,27 @@ float Rounded(float value, DType dtype) {
   return value;
 }
 
-DType StoredType(KvDType dtype) { return dtype == KvDType::kF32 ? DType::kF32 : DType::kBf16; }
+std::vector<float> Stored(const std::vector<float>& values, int dim, KvDType dtype) {
+  std::vector<float> stored = values;
+  if (dtype == KvDType::kBf16 || dtype == KvDType::kF16) {
+    for (float& x : stored) x = Rounded(x, dtype == KvDType::kBf16 ? DType::kBf16 : DType::kF16);
+  }
+  if (dtype != KvDType::kInt8) return stored;
+  for (size_t row = 0; row < stored.size(); row += dim) {
+    float largest = 0;
+    for (int i = 0; i < dim; ++i) largest = std::max(largest, std::fabs(stored[row + i]));
+    const bool vanishes = largest < 127 * std::numeric_limits<float>::min();
+    for (int i = 0; i < dim; ++i) {
+      float& x = stored[row + i];
+      x = vanishes ? 0.0f : largest / 127.0f * std::nearbyint(x * (127.0f / largest));
+    }
+  }
+  return stored;
+}
+
+const char* Name(KvDType dtype) {
+  return dtype == KvDType::kF32 ? "F32" : dtype == KvDType::kBf16 ? "Bf16" : dtype == KvDType::kF16 ? "F16" : "Int8";
+}
 
 Problem& Problem::Lengths(int64_t queries, int64_t keys) {
   num_queries = queries;
@@ -72,12 +87,11 @@ Problem& Problem::Fill(unsigned seed) {
 
 std::string Problem::Describe() const {
   std::ostringstream text;
-  text << (shape.dtype == KvDType::kF32 ? "f32" : "bf16") << " head_dim " << shape.head_dim << " value_dim "
-       << shape.value_dim << " heads " << heads.num_q_heads << "/" << heads.num_kv_heads << " queries " << num_queries
-       << " keys " << num_keys << " first " << first_position << " scale " << softmax.softmax_scale << " cap "
-       << softmax.softcap << " causal " << softmax.causal << " window " << softmax.window << " alibi "
-       << (softmax.alibi_slopes != nullptr) << " sinks " << (softmax.sinks != nullptr) << " mask "
-       << (mask.bits != nullptr);
+  text << Name(shape.dtype) << " head_dim " << shape.head_dim << " value_dim " << shape.value_dim << " heads "
+       << heads.num_q_heads << "/" << heads.num_kv_heads << " queries " << num_queries << " keys " << num_keys
+       << " first " << first_position << " scale " << softmax.softmax_scale << " cap " << softmax.softcap << " causal "
+       << softmax.causal << " window " << softmax.window << " alibi " << (softmax.alibi_slopes != nullptr) << " sinks "
+       << (softmax.sinks != nullptr) << " mask " << (mask.bits != nullptr);
   return text.str();
 }
 
@@ -190,9 +204,12 @@ Answer Attend(const Problem& p, const Blocks& blocks, const How& how) {
 Answer Attend(const Problem& problem, const How& how) { return Attend(problem, Blocks(problem), how); }
 
 ReferenceOutput Expected(const Problem& p) {
-  const DType stored = StoredType(p.shape.dtype);
+  // What the kernels multiply: K and V as stored, and Q is rounded to bf16 for bf16 KV.
+  const KvDType q = p.shape.dtype == KvDType::kBf16 ? KvDType::kBf16 : KvDType::kF32;
   return ReferenceAttention({p.heads, p.shape.head_dim, p.shape.value_dim, p.softmax, p.mask, p.first_position,
-                             AsStored(p.q, stored), AsStored(p.k, stored), AsStored(p.v, stored)});
+                             Widened(Stored(p.q, p.shape.head_dim, q)),
+                             Widened(Stored(p.k, p.shape.head_dim, p.shape.dtype)),
+                             Widened(Stored(p.v, p.shape.value_dim, p.shape.dtype))});
 }
 
 void ExpectRight(const Problem& p, const Answer& answer, double tolerance_factor) {

@@ -3,6 +3,8 @@
 #ifndef ATTND_TESTS_UNIT_KERNELS_HARNESS_H_
 #define ATTND_TESTS_UNIT_KERNELS_HARNESS_H_
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -23,7 +25,13 @@ double RowTolerance(KvDType dtype);
 
 // The value as an element of the type holds it.
 float Rounded(float value, DType dtype);
-DType StoredType(KvDType dtype);
+// Rows of `dim` values as blocks of the dtype hold them.
+std::vector<float> Stored(const std::vector<float>& values, int dim, KvDType dtype);
+
+// For INSTANTIATE_TEST_SUITE_P.
+inline auto AllKvDTypes() { return ::testing::Values(KvDType::kF32, KvDType::kBf16, KvDType::kF16, KvDType::kInt8); }
+const char* Name(KvDType dtype);
+inline std::string KvParamName(const ::testing::TestParamInfo<KvDType>& info) { return Name(info.param); }
 
 struct Problem {
   KvShape shape{16, 16, KvDType::kF32};

@@ -160,8 +160,7 @@ TEST_P(OptionsTest, RandomCompany) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kv, OptionsTest, ::testing::Values(KvDType::kF32, KvDType::kBf16),
-                         [](const auto& info) { return info.param == KvDType::kF32 ? "F32" : "Bf16"; });
+INSTANTIATE_TEST_SUITE_P(Kv, OptionsTest, AllKvDTypes(), KvParamName);
 
 }  // namespace
 }  // namespace attnd::testing

@@ -90,7 +90,7 @@ TEST(ScenarioTest, K07LowestFiniteScore) {
 
 TEST(ScenarioTest, K09UnwrittenOrRecycledMemory) {
   // The harness fills all memory with NaN before a block is initialised; K = 0, so outputs are means.
-  for (const KvDType dtype : {KvDType::kF32, KvDType::kBf16}) {
+  for (const KvDType dtype : {KvDType::kF32, KvDType::kBf16, KvDType::kF16, KvDType::kInt8}) {
     Problem problem = Given(1, {1, 1, 1}, {0, 0, 0}, {1, 2, 3});
     problem.shape.dtype = dtype;
     EXPECT_EQ(Out(problem), (std::vector<float>{1.0f, 1.5f, 2.0f}));
@@ -194,7 +194,7 @@ TEST(ScenarioTest, K27LeftPadding) {
 }
 
 TEST(ScenarioTest, K30AccumulationInF32) {
-  for (const KvDType dtype : {KvDType::kF32, KvDType::kBf16}) {
+  for (const KvDType dtype : {KvDType::kF32, KvDType::kBf16, KvDType::kF16, KvDType::kInt8}) {
     for (const int keys : {512, 4096}) {
       for (const int queries : {1, 20}) {
         Problem problem = AllKeys(Given(1, std::vector<float>(queries, 1.0f), std::vector<float>(keys, 0.0f),
@@ -211,7 +211,7 @@ TEST(ScenarioTest, K30AccumulationInF32) {
 
 // Every output is a mix of one constant: whatever the weights are, they add up to 1.
 TEST(ScenarioTest, S19ConvexMixOfAConstant) {
-  for (const KvDType dtype : {KvDType::kF32, KvDType::kBf16}) {
+  for (const KvDType dtype : {KvDType::kF32, KvDType::kBf16, KvDType::kF16, KvDType::kInt8}) {
     Problem problem;
     problem.shape = {64, 64, dtype};
     problem.heads = {4, 2};

@@ -37,16 +37,19 @@ TEST_P(ShapesTest, UnequalDims) {
 }
 
 TEST(BlockLayoutTest, PanelsCoverV) {
-  for (const KvDType dtype : {KvDType::kF32, KvDType::kBf16}) {
+  for (const KvDType dtype : {KvDType::kF32, KvDType::kBf16, KvDType::kF16, KvDType::kInt8}) {
     for (int dim = 1; dim <= kMaxHeadDim; ++dim) {
       const BlockLayout layout({dim, dim, dtype});
-      const size_t element = dtype == KvDType::kF32 ? 4 : 2;
+      const size_t element = dtype == KvDType::kF32 ? 4 : dtype == KvDType::kInt8 ? 1 : 2;
+      const size_t scales = dtype == KvDType::kInt8 ? kBlockTokens * sizeof(float) : 0;
       int columns = 0;
       for (int p = 0; p < layout.num_panels; ++p) {
-        EXPECT_EQ(layout.PanelOffset(p), layout.k_bytes + columns * kBlockTokens * element);
+        EXPECT_EQ(layout.PanelOffset(p), layout.k_bytes + scales + columns * kBlockTokens * element);
         columns += layout.PanelWidth(p);
       }
       EXPECT_EQ(columns, dim);
+      EXPECT_GE(layout.k_bytes, dim * kBlockTokens * element + scales);
+      EXPECT_GE(layout.v_bytes, dim * kBlockTokens * element + scales);
       EXPECT_EQ(layout.k_bytes % 64, 0u);
       EXPECT_EQ(layout.v_bytes % 64, 0u);
       EXPECT_EQ(layout.block_bytes, layout.k_bytes + layout.v_bytes);
@@ -54,8 +57,7 @@ TEST(BlockLayoutTest, PanelsCoverV) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kv, ShapesTest, ::testing::Values(KvDType::kF32, KvDType::kBf16),
-                         [](const auto& info) { return info.param == KvDType::kF32 ? "F32" : "Bf16"; });
+INSTANTIATE_TEST_SUITE_P(Kv, ShapesTest, AllKvDTypes(), KvParamName);
 
 }  // namespace
 }  // namespace attnd::testing

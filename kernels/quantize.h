@@ -1,0 +1,30 @@
+// Q and the weights as s16 for products with INT8 blocks: 8 bits would cost more than the numeric contract allows,
+// where one token dominates and many small ones add up. Sums of s16 x s8 in s32 are exact, whatever their order.
+#ifndef ATTND_KERNELS_QUANTIZE_H_
+#define ATTND_KERNELS_QUANTIZE_H_
+
+#include <cstdint>
+
+#include "kernels/block_layout.h"
+
+namespace attnd {
+
+// The largest magnitude. Not 32767: split as 256 * hi + lo, both halves are s8.
+inline constexpr int kMaxS16 = 32512;
+inline constexpr int kMaxS8 = 127;
+static_assert(int64_t{kMaxS16} * kMaxS8 * kMaxHeadDim <= INT32_MAX, "a score's sum must not overflow");
+static_assert(int64_t{kMaxS16} * kMaxS8 * kRunTokens <= INT32_MAX, "a value's sum must not overflow");
+
+// Both write quads in the order 0 2 1 3 (see StreamMode::kInt8), rounded to nearest, ties to even.
+
+// x is about scale * q with scale = max|x| / kMaxS16, which is returned; all is zero where it would not be a normal
+// number. Writes whole quads, padded with zeros.
+float QuantizeQuery(const float* x, int dim, int16_t* q);
+
+// A row's weights (f32, `slots` blocks of 64) times the scales of V of each block; s16 in their place, packed from the
+// row's start. Returns the scale.
+float QuantizeWeights(float* weights, int slots, const float* const* v_scales);
+
+}  // namespace attnd
+
+#endif  // ATTND_KERNELS_QUANTIZE_H_
