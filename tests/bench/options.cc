@@ -175,6 +175,8 @@ const std::vector<OptionSpec>& Specs() {
        [](std::string_view text, Options* o) { return ReadNumber(text, 0.01, 3600.0, &o->seconds); }},
       {"--sweep", kComputed, "", "a table: what is not given takes several values",
        [](std::string_view text, Options* o) { return ReadFlag(text, &o->sweep); }},
+      {"--list", " suite ", "", "suite: print its commands and run none",
+       [](std::string_view text, Options* o) { return ReadFlag(text, &o->list); }},
       {"--json", "", "", "one object a row",
        [](std::string_view text, Options* o) { return ReadFlag(text, &o->json); }},
       {"--help", "", "", "this text", [](std::string_view text, Options* o) { return ReadFlag(text, &o->help); }},

@@ -44,6 +44,7 @@ struct Options {
   double seconds = 2.0;
   bool json = false;
   bool sweep = false;
+  bool list = false;
   bool help = false;
 };
 

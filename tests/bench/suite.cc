@@ -38,12 +38,14 @@ const std::vector<Command>& Commands() {
 int RunSuite(const Options& options) {
   int worst = 0;
   for (const Command& command : Commands()) {
-    std::vector<std::string> arguments(command.begin() + 1, command.end());
-    if (!options.json) {
-      std::string text = "\n# attnd_bench " + command[0];
-      for (const std::string& argument : arguments) text += " " + argument;
+    std::string text = "attnd_bench";
+    for (const std::string& word : command) text += " " + word;
+    if (options.list) {
       std::printf("%s\n", text.c_str());
+      continue;
     }
+    if (!options.json) std::printf("\n# %s\n", text.c_str());
+    std::vector<std::string> arguments(command.begin() + 1, command.end());
     arguments.push_back("--seconds=" + std::to_string(options.seconds));
     if (options.json) arguments.emplace_back("--json");
     worst = std::max(worst, RunMode(command[0], arguments));
