@@ -258,7 +258,9 @@ int AttentionBatch::Plan() {
   for (const PlannedTile& planned : s.tiles) total += planned.cost;
   size_t partial_floats = 0;
   for (size_t i = 0; i < s.tiles.size(); ++i) s.AddTasks(static_cast<int>(i), total, &partial_floats);
-  s.partials.Reserve(partial_floats * sizeof(float));
+  // A context that grows by a token asks for a little more with every run: rarely, then.
+  const size_t partial_bytes = partial_floats * sizeof(float);
+  if (partial_bytes > s.partials.bytes()) s.partials.Reserve(std::max(partial_bytes, 2 * s.partials.bytes()));
   std::sort(s.tasks.begin(), s.tasks.end(), [](const Task& x, const Task& y) {
     if (x.cost != y.cost) return x.cost > y.cost;
     return x.tile != y.tile ? x.tile < y.tile : x.run_begin < y.run_begin;

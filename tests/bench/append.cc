@@ -1,4 +1,5 @@
-// Append: f32 K and V of new tokens into a layer's blocks, beside memcpy of as many bytes as the blocks take.
+// Append: K and V of new tokens into a layer's blocks, --step tokens at a time, beside a memcpy that moves as many
+// bytes (those that append reads and those that it writes) between the same pieces of memory.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -6,53 +7,122 @@
 
 #include "kernels/append.h"
 #include "tests/bench/layer.h"
+#include "tests/bench/measure.h"
 #include "tests/bench/modes.h"
+#include "tests/bench/pool.h"
 #include "tests/bench/report.h"
 
 namespace attnd::bench {
 namespace {
 
-// All of a layer's tokens of one kv head, `step` tokens at a time.
-void AppendHead(const Options& options, const Layers& layers, int layer, int head, int step, const float* rows) {
-  const size_t row_bytes = static_cast<size_t>(options.shape.num_kv_heads) * options.shape.head_dim * sizeof(float);
-  for (int64_t token = 0; token < options.tokens; token += step) {
-    const int tokens = static_cast<int>(std::min<int64_t>(step, options.tokens - token));
-    const std::byte* from =
-        reinterpret_cast<const std::byte*>(rows + head * options.shape.head_dim) + token * row_bytes;
-    const RowsView view{from, row_bytes, DType::kF32};
-    WriteTokens(layers.layout(), layers.block(layer, head, token / kBlockTokens),
-                static_cast<int>(token % kBlockTokens), tokens, view, view);
+// The type that a caller's rows have when nothing needs to be converted; int8 has none.
+std::vector<DType> SourcesOf(const Options& options, KvDType kv) {
+  if (!options.sources.empty()) return options.sources;
+  if (kv == KvDType::kBf16) return {DType::kF32, DType::kBf16};
+  if (kv == KvDType::kF16) return {DType::kF32, DType::kF16};
+  return {DType::kF32};
+}
+
+class AppendWorks {
+ public:
+  AppendWorks(const Case& c, Layers* layers, Pool* pool, DType source)
+      : case_(c), layers_(layers), pool_(pool), source_(source) {
+    // Zeros are as good as any: neither conversion nor memcpy looks at values.
+    rows_.resize(2 * tensor_bytes());
+  }
+
+  DType source() const { return source_; }
+  double bytes() const { return static_cast<double>(read_bytes() + written_bytes()); }
+
+  // All of a layer's tokens, `step` at a time.
+  void Append(int step) {
+    const int layer = layers_->Next();
+    pool_->Run(case_.shape.num_kv_heads, [&](int head, int) {
+      for (int64_t token = 0; token < case_.tokens;) {
+        // A step's tokens go to the blocks one by one, as far as each reaches.
+        const int64_t step_end = std::min(case_.tokens, token + step);
+        for (; token < step_end; token += Write(layer, head, token, step_end)) {
+        }
+      }
+    });
+  }
+
+  void Copy() {
+    constexpr size_t kPart = size_t{64} << 10;
+    const size_t count = (read_bytes() + written_bytes()) / 2;
+    const size_t first = layers_->data(layers_->Next()) - layers_->data(0);
+    pool_->Run(static_cast<int>((count + kPart - 1) / kPart), [&](int part, int) {
+      const size_t begin = part * kPart;
+      CopyAround(first + begin, begin, std::min(kPart, count - begin));
+    });
+  }
+
+ private:
+  size_t row_bytes() const {
+    return static_cast<size_t>(case_.shape.num_kv_heads) * case_.shape.head_dim * DTypeBytes(source_);
+  }
+  size_t tensor_bytes() const { return case_.tokens * row_bytes(); }
+  size_t read_bytes() const { return 2 * tensor_bytes(); }
+  size_t written_bytes() const {
+    return layers_->layout().block_bytes * case_.shape.num_kv_heads * case_.tokens / kBlockTokens;
+  }
+
+  // Where the two sides differ in size, the smaller one's end is followed by its beginning.
+  void CopyAround(size_t to, size_t from, size_t bytes) {
+    const size_t to_size = layers_->bytes() * layers_->count(), from_size = rows_.size();
+    for (size_t now; bytes > 0; to += now, from += now, bytes -= now) {
+      now = std::min({bytes, to_size - to % to_size, from_size - from % from_size});
+      std::memcpy(layers_->data(0) + to % to_size, rows_.data() + from % from_size, now);
+    }
+  }
+
+  // As the engine does it: a new block is initialised before its first token is written.
+  int64_t Write(int layer, int head, int64_t token, int64_t end) {
+    const int slot = static_cast<int>(token % kBlockTokens);
+    const int tokens = static_cast<int>(std::min<int64_t>(end - token, kBlockTokens - slot));
+    std::byte* const block = layers_->block(layer, 0, head, token / kBlockTokens);
+    const std::byte* const k = rows_.data() + token * row_bytes() + head * case_.shape.head_dim * DTypeBytes(source_);
+    if (slot == 0) InitBlock(layers_->layout(), block);
+    WriteTokens(layers_->layout(), block, slot, tokens, {k, row_bytes(), source_},
+                {k + tensor_bytes(), row_bytes(), source_});
+    return tokens;
+  }
+
+  const Case case_;
+  Layers* const layers_;
+  Pool* const pool_;
+  const DType source_;
+  std::vector<std::byte> rows_;  // K, then V: [tokens, num_kv_heads, head_dim]
+};
+
+void RunCase(const Options& options, const Case& c) {
+  Layers layers(c);
+  Pool pool(c.threads);
+  for (const DType source : SourcesOf(options, c.kv)) {
+    AppendWorks append(c, &layers, &pool, source);
+    std::vector<std::function<void()>> works = {[&] { append.Copy(); }};
+    for (const int step : options.steps) works.push_back([&append, step] { append.Append(step); });
+    const std::vector<double> medians = MediansInterleaved(c.seconds, works);
+    const double gigabytes = append.bytes() / 1e9;
+    for (size_t i = 0; i < options.steps.size(); ++i) {
+      Row row;
+      row.name = "append/" + std::to_string(options.steps[i]);
+      row.median_us = medians[i + 1] * 1e6;
+      row.value = gigabytes / medians[i + 1];
+      row.unit = "GB/s";
+      row.roof = gigabytes / medians[0];
+      row.bound = "copy";
+      row.words = {{"source", SourceName(source)}};
+      Print(c, row);
+    }
   }
 }
 
 }  // namespace
 
 int RunAppend(const Options& options) {
-  Pool pool(options.threads);
-  Layers layers(options, options.layers);
-  const std::vector<float> rows(options.tokens * options.shape.num_kv_heads * options.shape.head_dim, 1.0f);
-  const size_t head_bytes = layers.bytes() / options.shape.num_kv_heads;
-  int turn = 0;
-  const auto next_layer = [&] { return turn++ % layers.count(); };
-  const auto append = [&](int step) {
-    const int layer = next_layer();
-    pool.Run(options.shape.num_kv_heads,
-             [&](int head, int) { AppendHead(options, layers, layer, head, step, rows.data()); });
-  };
-  const std::vector<std::byte> source(head_bytes, std::byte{1});
-  const std::vector<double> medians =
-      MediansInterleaved(options.seconds, {[&] { append(kBlockTokens); }, [&] { append(1); },
-                                           [&] {
-                                             const int layer = next_layer();
-                                             pool.Run(options.shape.num_kv_heads, [&](int head, int) {
-                                               std::memcpy(layers.block(layer, head, 0), source.data(), head_bytes);
-                                             });
-                                           }});
-  const double bytes = static_cast<double>(layers.bytes());
-  const double roof = bytes / medians[2] / 1e9;
-  Print(options, {"append/64", medians[0] * 1e6, bytes / medians[0] / 1e9, "GB/s", roof});
-  Print(options, {"append/1", medians[1] * 1e6, bytes / medians[1] / 1e9, "GB/s", roof});
-  return 0;
+  PrintHeading(options.json);
+  return ForEachCase("append", options, [&](const Case& c) { RunCase(options, c); }) ? 0 : 1;
 }
 
 }  // namespace attnd::bench

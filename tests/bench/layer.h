@@ -1,4 +1,7 @@
-// Layers of a session's cache to compute on: filled with random tokens, in an arena that is larger than any cache.
+// Layers of sessions' caches to compute on: one arena, filled with random tokens.
+//
+// A layer is one contiguous piece: the blocks that its sequences share, then each sequence's own. So "the bytes that
+// must be read" are exactly a layer's bytes, each once.
 #ifndef ATTND_TESTS_BENCH_LAYER_H_
 #define ATTND_TESTS_BENCH_LAYER_H_
 
@@ -7,33 +10,39 @@
 #include <vector>
 
 #include "kernels/attention.h"
-#include "tests/bench/options.h"
-#include "tests/bench/roofs.h"
+#include "tests/bench/cases.h"
 
 namespace attnd::bench {
 
 class Layers {
  public:
-  // `count` 0: as many as fill 1.5 GiB, five times the largest L3 that this project was measured on.
-  Layers(const Options& options, int count);
+  // REQUIRES: no other Layers is alive (huge_memory.h).
+  explicit Layers(const Case& c);
 
   int count() const { return count_; }
   size_t bytes() const { return layer_bytes_; }  // of one layer
-  const std::byte* data(int layer) const { return arena_.data() + layer * layer_bytes_; }
-  std::byte* block(int layer, int kv_head, int64_t block) const;
+  std::byte* data(int layer) const { return memory_ + layer * layer_bytes_; }
+  std::byte* block(int layer, int sequence, int kv_head, int64_t block) const;
   const BlockLayout& layout() const { return layout_; }
+  // The next layer's number: whoever reads takes its turn, so that nobody finds what another one left in a cache.
+  int Next() { return turn_++ % count_; }
 
-  // Queries at positions tokens - num_queries.. of one layer, with memory of their own for q and out.
-  AttentionWork Work(int layer, int64_t num_queries);
+  // The case's queries of every sequence, against one layer; the last ones of its context.
+  std::vector<AttentionWork> Works(int layer);
 
  private:
-  Options options_;
-  BlockLayout layout_;
-  int64_t num_blocks_;
-  size_t layer_bytes_;
-  int count_;
-  HugeArena arena_;
-  std::vector<const std::byte*> blocks_;  // [layer][kv head][block]
+  void Fill();
+  void Tabulate();
+
+  const Case case_;
+  const BlockLayout layout_;
+  const int64_t num_blocks_;     // of a sequence and kv head
+  const int64_t shared_blocks_;  // of these
+  const size_t layer_bytes_;
+  const int count_;
+  std::byte* const memory_;
+  int turn_ = 0;
+  std::vector<const std::byte*> blocks_;  // [layer][sequence][kv head][block]
   std::vector<float> q_, out_;
 };
 

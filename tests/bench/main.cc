@@ -5,48 +5,64 @@
 
 #include "tests/bench/modes.h"
 
+namespace attnd::bench {
 namespace {
 
-struct Mode {
-  const char* name;
-  const char* help;
-  int (*run)(const attnd::bench::Options& options);
-};
-
-const Mode kModes[] = {
-    {"decode", "one token against --tokens of context, from memory: GB/s of K and V", attnd::bench::RunDecode},
-    {"prefill", "causal attention of --tokens tokens: GFLOP/s", attnd::bench::RunPrefill},
-    {"append", "writing K and V into blocks, 64 tokens and one token at a time: GB/s", attnd::bench::RunAppend},
-#ifdef ATTND_BENCH_RPC
-    {"rpc", "one-token step against a real attnd on loopback, beside a bare gRPC echo: steps/s", attnd::bench::RunRpc},
-#endif
-};
-
-void PrintUsage() {
-  std::fprintf(stderr, "usage: attnd_bench MODE [options]\n");
-  for (const Mode& mode : kModes) std::fprintf(stderr, "  %-8s %s\n", mode.name, mode.help);
-  std::fprintf(stderr, "options:\n%s", attnd::bench::OptionsHelp().c_str());
+void PrintUsage(std::FILE* to) {
+  std::fprintf(to, "usage: attnd_bench MODE [--name=value ...]\n");
+  for (const Mode& mode : Modes()) std::fprintf(to, "  %-8s %s\n", mode.name, mode.help);
+  std::fprintf(to, "lists (,..) are separated by commas; every combination is a row; defaults are in parentheses\n%s",
+               OptionsHelp().c_str());
 }
 
 }  // namespace
 
+const std::vector<Mode>& Modes() {
+  static const std::vector<Mode> kModes = {
+      {"decode", "one token of each sequence against its whole context: GB/s of K and V", RunDecode},
+      {"fork", "decode of sequences that share a prefix's blocks: GB/s, shared blocks counted once", RunFork},
+      {"prefill", "causal attention of --tokens new tokens: GFLOP/s", RunPrefill},
+      {"append", "writing K and V into blocks: GB/s of what is read and written", RunAppend},
+      {"scaling", "decode or prefill on 1, 2, ... --threads: what an extra core brings", RunScaling},
+#ifdef ATTND_BENCH_RPC
+      {"rpc", "a one-token step of a real attnd on loopback, beside a bare gRPC echo: steps/s", RunRpc},
+#endif
+      {"suite", "the table of the README's claims, in about five minutes", RunSuite},
+  };
+  return kModes;
+}
+
+int RunMode(std::string_view name, const std::vector<std::string>& arguments) {
+  for (const Mode& mode : Modes()) {
+    if (name != mode.name) continue;
+    Options options;
+    std::string error;
+    if (!ParseOptions(name, arguments, &options, &error)) {
+      std::fprintf(stderr, "attnd_bench: %s\n(attnd_bench --help lists the options)\n", error.c_str());
+      return 2;
+    }
+    if (options.help) {
+      PrintUsage(stdout);
+      return 0;
+    }
+    return mode.run(WithDefaults(name, std::move(options)));
+  }
+  std::fprintf(stderr, "attnd_bench: there is no mode '%s'\n", std::string(name).c_str());
+  PrintUsage(stderr);
+  return 2;
+}
+
+}  // namespace attnd::bench
+
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (arguments.empty()) {
-    PrintUsage();
+    attnd::bench::PrintUsage(stderr);
     return 2;
   }
-  attnd::bench::Options options;
-  std::string error;
-  if (!attnd::bench::ParseOptions({arguments.begin() + 1, arguments.end()}, &options, &error)) {
-    std::fprintf(stderr, "attnd_bench: %s\n", error.c_str());
-    PrintUsage();
-    return 2;
+  if (arguments[0] == "--help" || arguments[0] == "help") {
+    attnd::bench::PrintUsage(stdout);
+    return 0;
   }
-  for (const Mode& mode : kModes) {
-    if (arguments[0] == mode.name) return mode.run(options);
-  }
-  std::fprintf(stderr, "attnd_bench: no mode '%s'\n", arguments[0].c_str());
-  PrintUsage();
-  return 2;
+  return attnd::bench::RunMode(arguments[0], {arguments.begin() + 1, arguments.end()});
 }

@@ -1,15 +1,32 @@
-// The modes of attnd_bench: each prints its rows and returns the exit status.
+// The modes of attnd_bench: each prints its rows and returns the exit status: 0 when every row was measured.
 #ifndef ATTND_TESTS_BENCH_MODES_H_
 #define ATTND_TESTS_BENCH_MODES_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "tests/bench/options.h"
 
 namespace attnd::bench {
 
 int RunDecode(const Options& options);
+int RunFork(const Options& options);
 int RunPrefill(const Options& options);
 int RunAppend(const Options& options);
+int RunScaling(const Options& options);
 int RunRpc(const Options& options);  // only where gRPC is
+int RunSuite(const Options& options);
+
+struct Mode {
+  const char* name;
+  const char* help;
+  int (*run)(const Options& options);
+};
+const std::vector<Mode>& Modes();
+
+// Runs a mode by name with its --name=value arguments. Returns the exit status: 2 after a complaint about them.
+int RunMode(std::string_view name, const std::vector<std::string>& arguments);
 
 }  // namespace attnd::bench
 

@@ -1,4 +1,6 @@
 // The plainest reading of memory: whole vectors, four independent sums, nothing but what the hardware prefetches.
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -39,6 +41,18 @@ HWY_EXPORT(SumWords);
 
 uint64_t ReadWords(const std::byte* data, size_t bytes) {
   return HWY_DYNAMIC_DISPATCH(SumWords)(reinterpret_cast<const uint64_t*>(data), bytes / sizeof(uint64_t));
+}
+
+void ReadStream(Pool* pool, const std::byte* data, size_t bytes) {
+  // Parts small enough that the threads end together, large enough for the prefetchers.
+  constexpr size_t kMinPart = size_t{8} << 10, kMaxPart = size_t{256} << 10;
+  const size_t share = bytes / (8 * static_cast<size_t>(pool->threads())) / kMinPart * kMinPart;
+  const size_t part_bytes = std::clamp(share, kMinPart, kMaxPart);
+  static std::atomic<uint64_t> sink;
+  pool->Run(static_cast<int>((bytes + part_bytes - 1) / part_bytes), [&](int part, int) {
+    const size_t first = part * part_bytes;
+    sink.fetch_add(ReadWords(data + first, std::min(part_bytes, bytes - first)), std::memory_order_relaxed);
+  });
 }
 
 }  // namespace attnd::bench

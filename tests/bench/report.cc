@@ -1,56 +1,47 @@
 #include "tests/bench/report.h"
 
-#include <algorithm>
 #include <cstdio>
 
 namespace attnd::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double SecondsOf(const std::function<void()>& work) {
-  const Clock::time_point start = Clock::now();
-  work();
-  return std::chrono::duration<double>(Clock::now() - start).count();
+void PrintJson(const Case& c, const Row& row, double ratio) {
+  std::printf(
+      "{\"name\": \"%s\", \"shape\": \"%s\", \"tokens\": %lld, \"kv\": \"%s\", \"threads\": %d, "
+      "\"median_us\": %.2f, \"value\": %.3f, \"unit\": \"%s\", \"roof\": %.3f, \"ratio\": %.3f, \"bound\": \"%s\", "
+      "\"batch\": %d, \"queries\": %lld, \"history\": %lld, \"shared\": %lld, \"resident\": \"%s\"",
+      row.name.c_str(), c.shape.name.c_str(), static_cast<long long>(c.tokens), KvName(c.kv), c.threads, row.median_us,
+      row.value, row.unit, row.roof, ratio, row.bound, c.batch, static_cast<long long>(c.queries),
+      static_cast<long long>(c.history), static_cast<long long>(c.shared), ResidencyName(c.residency));
+  for (const auto& [name, number] : row.numbers) std::printf(", \"%s\": %.3f", name, number);
+  for (const auto& [name, word] : row.words) std::printf(", \"%s\": \"%s\"", name, word.c_str());
+  std::printf("}\n");
 }
 
-double Median(std::vector<double>& values) {
-  const auto middle = values.begin() + values.size() / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+void PrintText(const Case& c, const Row& row, double ratio) {
+  std::printf("%-12s %-13s %7lld %-5s %7d %6d %7lld %-6s %11.1f %9.2f %-7s %9.2f %-8s %5.2f", row.name.c_str(),
+              c.shape.name.c_str(), static_cast<long long>(c.tokens), KvName(c.kv), c.threads, c.batch,
+              static_cast<long long>(c.queries), ResidencyName(c.residency), row.median_us, row.value, row.unit,
+              row.roof, row.bound, ratio);
+  if (c.history > 0) std::printf("  history=%lld", static_cast<long long>(c.history));
+  if (c.shared > 0) std::printf("  shared=%lld", static_cast<long long>(c.shared));
+  for (const auto& [name, number] : row.numbers) std::printf("  %s=%.2f", name, number);
+  for (const auto& [name, word] : row.words) std::printf("  %s=%s", name, word.c_str());
+  std::printf("\n");
 }
 
 }  // namespace
 
-void Print(const Options& options, const Row& row) {
-  const char* shape = options.shape.name;
-  const char* kv = KvName(options.kv);
+void Print(const Case& c, const Row& row) {
   const double ratio = row.roof > 0 ? row.value / row.roof : 0;
-  if (options.json) {
-    std::printf(
-        "{\"name\": \"%s\", \"shape\": \"%s\", \"tokens\": %lld, \"kv\": \"%s\", \"threads\": %d, "
-        "\"median_us\": %.2f, \"value\": %.3f, \"unit\": \"%s\", \"roof\": %.3f, \"ratio\": %.3f}\n",
-        row.name.c_str(), shape, static_cast<long long>(options.tokens), kv, options.threads, row.median_us, row.value,
-        row.unit, row.roof, ratio);
-  } else {
-    std::printf("%-12s %-14s T=%-6lld %-5s %2d threads  %10.1f us  %8.2f %-7s  roof %8.2f  ratio %.2f\n",
-                row.name.c_str(), shape, static_cast<long long>(options.tokens), kv, options.threads, row.median_us,
-                row.value, row.unit, row.roof, ratio);
-  }
+  c.json ? PrintJson(c, row, ratio) : PrintText(c, row, ratio);
   std::fflush(stdout);
 }
 
-std::vector<double> MediansInterleaved(double seconds, const std::vector<std::function<void()>>& works) {
-  constexpr size_t kMinRounds = 5;
-  for (const auto& work : works) work();  // warm-up: page tables, generated code, threads
-  std::vector<std::vector<double>> times(works.size());
-  const Clock::time_point start = Clock::now();
-  while (times[0].size() < kMinRounds || std::chrono::duration<double>(Clock::now() - start).count() < seconds) {
-    for (size_t i = 0; i < works.size(); ++i) times[i].push_back(SecondsOf(works[i]));
-  }
-  std::vector<double> medians;
-  for (std::vector<double>& of_work : times) medians.push_back(Median(of_work));
-  return medians;
+void PrintHeading(bool json) {
+  if (json) return;
+  std::printf("%-12s %-13s %7s %-5s %7s %6s %7s %-6s %11s %9s %-7s %9s %-8s %5s\n", "name", "shape", "tokens", "kv",
+              "threads", "batch", "queries", "from", "median_us", "value", "unit", "roof", "bound", "ratio");
 }
 
 }  // namespace attnd::bench

@@ -2,12 +2,11 @@
 #ifndef ATTND_TESTS_BENCH_REPORT_H_
 #define ATTND_TESTS_BENCH_REPORT_H_
 
-#include <chrono>
-#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "tests/bench/options.h"
+#include "tests/bench/cases.h"
 
 namespace attnd::bench {
 
@@ -16,14 +15,17 @@ struct Row {
   double median_us = 0;
   double value = 0;  // in `unit`
   const char* unit = "";
-  double roof = 0;  // in `unit`: what the machine could do at best, measured in the same run
+  double roof = 0;         // in `unit`: what the machine could do at best, measured in the same run
+  const char* bound = "";  // which roof that is: read, multiply, copy, echo
+  // What only this mode's rows have: a name, and a number or (quoted by Print) a word.
+  std::vector<std::pair<const char*, double>> numbers;
+  std::vector<std::pair<const char*, std::string>> words;
 };
 
-void Print(const Options& options, const Row& row);
+void Print(const Case& c, const Row& row);
 
-// Seconds that each of `works` took, the median over rounds in which every work runs once, one after the other:
-// whatever else the machine does at the moment, it does to all of them. Runs for about `seconds`.
-std::vector<double> MediansInterleaved(double seconds, const std::vector<std::function<void()>>& works);
+// The line above the rows, where people read them.
+void PrintHeading(bool json);
 
 }  // namespace attnd::bench
 

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "client/cpp/client.h"
+#include "tests/bench/cases.h"
+#include "tests/bench/measure.h"
 #include "tests/bench/modes.h"
 #include "tests/bench/report.h"
 
@@ -26,7 +28,7 @@ void Check(const absl::Status& status) {
 // every measured step sees the same context.
 class OneTokenStep {
  public:
-  OneTokenStep(const Options& options, const std::string& address)
+  OneTokenStep(const Case& options, const std::string& address)
       : options_(options),
         client_(Connect(address)),
         session_(Create()),
@@ -88,7 +90,7 @@ class OneTokenStep {
     return *middle;
   }
 
-  const Options options_;
+  const Case options_;
   const Client client_;
   const client::Session session_;
   const std::vector<float> q_, k_;
@@ -97,15 +99,21 @@ class OneTokenStep {
   std::vector<double> queue_us_, compute_us_;
 };
 
-void PrintRow(const Options& options, const std::string& name, double seconds, double roof_seconds) {
-  Print(options, {name, seconds * 1e6, 1 / seconds, "steps/s", 1 / roof_seconds});
+void PrintRow(const Case& c, const std::string& name, double seconds, double roof_seconds) {
+  Row row;
+  row.name = name;
+  row.median_us = seconds * 1e6;
+  row.value = 1 / seconds;
+  row.unit = "steps/s";
+  row.roof = 1 / roof_seconds;
+  row.bound = "echo";
+  Print(c, row);
 }
 
-}  // namespace
-
-int RunRpc(const Options& options) {
-  const int64_t q_bytes = 4 * int64_t{options.shape.num_q_heads} * options.shape.head_dim;
-  const int64_t k_bytes = 4 * int64_t{options.shape.num_kv_heads} * options.shape.head_dim;
+// Whether both processes came up.
+bool RunCase(const Case& c) {
+  const int64_t q_bytes = 4 * int64_t{c.shape.num_q_heads} * c.shape.head_dim;
+  const int64_t k_bytes = 4 * int64_t{c.shape.num_kv_heads} * c.shape.head_dim;
   // What the message holds beside its tensors: the session's id, positions, timings, field headers.
   constexpr int64_t kRequestRest = 64, kAnswerRest = 32;
   const std::unique_ptr<ServingProcess> echo_server =
@@ -113,21 +121,32 @@ int RunRpc(const Options& options) {
   const std::string attnd = std::filesystem::read_symlink("/proc/self/exe").replace_filename("attnd");
   const std::unique_ptr<ServingProcess> server =
       ServingProcess::Spawn(attnd, {"--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", "--kv_cache_bytes=1GiB",
-                                    "--compute_threads=" + std::to_string(options.threads)});
-  if (echo_server == nullptr || server == nullptr) return 1;
-  OneTokenStep step(options, server->address());
+                                    "--compute_threads=" + std::to_string(c.threads)});
+  if (echo_server == nullptr || server == nullptr) return false;
+  OneTokenStep step(c, server->address());
   EchoClient echo(echo_server->address(), static_cast<size_t>(q_bytes + 2 * k_bytes + kRequestRest));
   const std::vector<double> medians = MediansInterleaved(
-      options.seconds, {[&] { step.Unary(); }, [&] { echo.Unary(); }, [&] { step.Stream(); }, [&] { echo.Stream(); }});
-  PrintRow(options, "rpc_unary", medians[0], medians[1]);
-  PrintRow(options, "echo_unary", medians[1], medians[1]);
-  PrintRow(options, "rpc_stream", medians[2], medians[3]);
-  PrintRow(options, "echo_stream", medians[3], medians[3]);
-  if (!options.json) {
+      c.seconds, {[&] { step.Unary(); }, [&] { echo.Unary(); }, [&] { step.Stream(); }, [&] { echo.Stream(); }});
+  PrintRow(c, "rpc_unary", medians[0], medians[1]);
+  PrintRow(c, "echo_unary", medians[1], medians[1]);
+  PrintRow(c, "rpc_stream", medians[2], medians[3]);
+  PrintRow(c, "echo_stream", medians[3], medians[3]);
+  if (!c.json) {
     std::printf("of a step, in the server: %.1f us waiting, %.1f us computing (medians)\n", step.queue_us(),
                 step.compute_us());
   }
-  return 0;
+  return true;
+}
+
+}  // namespace
+
+int RunRpc(const Options& options) {
+  PrintHeading(options.json);
+  bool all = true;
+  // A process for each: the echo is forked, which is possible only until gRPC has started its threads.
+  const bool possible =
+      ForEachCase("rpc", options, [&](const Case& c) { all = RunInChild([&] { return RunCase(c); }) && all; });
+  return all && possible ? 0 : 1;
 }
 
 }  // namespace attnd::bench

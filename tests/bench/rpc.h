@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,6 +35,9 @@ class ServingProcess {
   int output_;
   std::string address_;
 };
+
+// Runs f in a copy of this process; returns whether it returned true there.
+bool RunInChild(const std::function<bool()>& f);
 
 // Answers every Step and every message of a StepStream with `answer_bytes` bytes until the process is ended. Prints
 // its address as attnd does.

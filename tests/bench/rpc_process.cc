@@ -93,4 +93,17 @@ ServingProcess::~ServingProcess() {
   close(output_);
 }
 
+bool RunInChild(const std::function<bool()>& f) {
+  std::fflush(stdout);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const bool ok = f();
+    std::fflush(stdout);
+    _exit(ok ? 0 : 1);
+  }
+  int status = 1;
+  return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
 }  // namespace attnd::bench

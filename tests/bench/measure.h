@@ -1,0 +1,16 @@
+// Medians of several works that take turns.
+#ifndef ATTND_TESTS_BENCH_MEASURE_H_
+#define ATTND_TESTS_BENCH_MEASURE_H_
+
+#include <functional>
+#include <vector>
+
+namespace attnd::bench {
+
+// Seconds that each of `works` took, the median over rounds in which every work is timed once, one after the other:
+// whatever else the machine does at the moment, it does to all of them. Takes about `seconds`, or three rounds.
+std::vector<double> MediansInterleaved(double seconds, const std::vector<std::function<void()>>& works);
+
+}  // namespace attnd::bench
+
+#endif  // ATTND_TESTS_BENCH_MEASURE_H_

@@ -1,0 +1,56 @@
+// Suite: the commands whose rows are the README's table, one after the other.
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "tests/bench/modes.h"
+
+namespace attnd::bench {
+namespace {
+
+using Command = std::vector<std::string>;  // a mode, then its arguments
+
+const std::vector<Command>& Commands() {
+  static const std::vector<Command> kCommands = {
+      // from memory, and the shapes that users of long contexts have
+      {"decode", "--kv=f32,bf16", "--tokens=4096,32768", "--threads=1,max"},
+      {"decode", "--kv=f32,bf16", "--tokens=128,1024,131072"},
+      // group sizes 1, 7, 8
+      {"decode", "--kv=f32,bf16", "--shape=gpt2,qwen2-7b,llama3-70b"},
+      {"decode", "--kv=f32,bf16", "--batch=8,64", "--tokens=1024"},
+      {"decode", "--kv=f32,bf16", "--tokens=1024", "--resident=cache"},
+      {"decode", "--kv=f32,bf16", "--queries=2,4,8"},
+      {"fork", "--kv=f32,bf16", "--batch=4"},
+      {"prefill", "--kv=f32,bf16", "--tokens=128,512,2048"},
+      {"prefill", "--kv=f32,bf16", "--tokens=512", "--history=32768"},
+      {"append", "--kv=f32,bf16"},
+      {"scaling", "--kv=f32,bf16", "--of=decode,prefill", "--tokens=4096"},
+#ifdef ATTND_BENCH_RPC
+      {"rpc", "--tokens=128"},
+#endif
+  };
+  return kCommands;
+}
+
+}  // namespace
+
+int RunSuite(const Options& options) {
+  int worst = 0;
+  for (const Command& command : Commands()) {
+    std::string text = "attnd_bench";
+    for (const std::string& word : command) text += " " + word;
+    if (options.list) {
+      std::printf("%s\n", text.c_str());
+      continue;
+    }
+    if (!options.json) std::printf("\n# %s\n", text.c_str());
+    std::vector<std::string> arguments(command.begin() + 1, command.end());
+    arguments.push_back("--seconds=" + std::to_string(options.seconds));
+    if (options.json) arguments.emplace_back("--json");
+    worst = std::max(worst, RunMode(command[0], arguments));
+  }
+  return worst;
+}
+
+}  // namespace attnd::bench
