@@ -4,11 +4,8 @@
 
 #include "kernels/isa.h"
 
-#if defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 11)
-#define ATTND_HAVE_AMX 1
+#if ATTND_HAVE_AMX
 #include <immintrin.h>
-#else
-#define ATTND_HAVE_AMX 0
 #endif
 
 namespace attnd {
@@ -24,7 +21,6 @@ int AmxPaddedRows(int rows) { return (rows + kAmxRows - 1) / kAmxRows * AmxPassR
 namespace {
 
 #define ATTND_ALWAYS_INLINE inline __attribute__((always_inline))
-#define ATTND_AMX __attribute__((target("amx-tile,amx-bf16")))
 
 // Tiles 0..3 hold C, one for every 16 columns; 4 is A; 5, 6 and 7 are B in turn, so that a load need not wait for the
 // product before it.

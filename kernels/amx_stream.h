@@ -5,6 +5,13 @@
 
 #include "kernels/streaming.h"
 
+#if defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 11)
+#define ATTND_HAVE_AMX 1
+#else
+#define ATTND_HAVE_AMX 0
+#endif
+#define ATTND_AMX __attribute__((target("amx-tile,amx-bf16")))
+
 namespace attnd {
 
 inline constexpr int kAmxRows = 16;        // rows of a tile

@@ -42,21 +42,6 @@ struct Task {
   int64_t cost = 0;
 };
 
-// A run's partial result is its values, then its RowSums.
-size_t ValuesFloats(const Tile& tile) {
-  const size_t rows = tile.kernels->PaddedRows(tile.rows);
-  return rows * kPanelColumns * tile.kernels->layout().num_panels;
-}
-
-size_t PartialFloats(const Tile& tile) {
-  const size_t sums = static_cast<size_t>(tile.rows) * sizeof(RowSums) / sizeof(float);
-  return (ValuesFloats(tile) + sums + 15) / 16 * 16;  // whole cache lines
-}
-
-RowSums* PartialSums(const Tile& tile, float* partial) {
-  return reinterpret_cast<RowSums*>(partial + ValuesFloats(tile));
-}
-
 // vdpbf16ps and AMX flush denormals to zero whatever MXCSR says; for bf16 operands everything else on the thread does
 // so too, or the streaming kernel's bits could differ from the ukernel's.
 class DenormalsFlushed {
@@ -152,7 +137,7 @@ void AttentionBatch::State::AddTasks(int index, int64_t total_cost, size_t* part
   }
   planned.partials = *partial_floats;
   planned.pending = static_cast<int>(end - begin);
-  *partial_floats += (end - begin) * PartialFloats(planned.tile);
+  *partial_floats += (end - begin) * RunPlaces::PlaceFloats(planned.tile);
   // Half of what is left each time: long stretches, whose prefetches run on into their next run, are begun first, and
   // single runs are left to even out the end.
   const int64_t run_cost = std::max<int64_t>(1, planned.cost / (end - begin));
@@ -181,26 +166,19 @@ void AttentionBatch::State::Write(PlannedTile& planned, const float* values, con
 
 void AttentionBatch::State::RunWhole(PlannedTile& planned, TileScratch* scratch) {
   const Tile& tile = planned.tile;
-  const int padded = tile.kernels->PaddedRows(tile.rows), panels = tile.kernels->layout().num_panels;
   std::fill_n(scratch->sums(), tile.rows, RowSums{});
   PackQueries(tile, scratch);
-  if (tile.run_begin() < tile.run_end()) {
-    ReportOverflow(planned, ComputeRun(tile, tile.run_begin(), scratch->values(), scratch->sums(), scratch));
-  }
-  for (int64_t run = tile.run_begin() + 1; run < tile.run_end(); ++run) {
-    ReportOverflow(planned, ComputeRun(tile, run, scratch->run_values(), scratch->run_sums(), scratch));
-    MergeRun(tile.rows, padded, panels, scratch->values(), scratch->sums(), scratch->run_values(), scratch->run_sums());
-  }
+  const RunPlaces places = RunPlaces::Joined(tile, tile.run_begin(), scratch->values(), scratch->sums(), scratch);
+  ReportOverflow(planned, ComputeRuns(tile, tile.run_begin(), tile.run_end(), places, scratch));
   Write(planned, scratch->values(), scratch->sums(), scratch);
 }
 
 void AttentionBatch::State::RunSplit(PlannedTile& planned, const Task& task, TileScratch* scratch) {
   const Tile& tile = planned.tile;
   PackQueries(tile, scratch);
-  for (int64_t run = task.run_begin; run < task.run_end; ++run) {
-    float* partial = partials.As<float>() + planned.partials + (run - tile.run_begin()) * PartialFloats(tile);
-    ReportOverflow(planned, ComputeRun(tile, run, partial, PartialSums(tile, partial), scratch));
-  }
+  const RunPlaces places =
+      RunPlaces::Apart(tile, tile.run_begin(), partials.As<float>() + planned.partials, RunPlaces::PlaceFloats(tile));
+  ReportOverflow(planned, ComputeRuns(tile, task.run_begin, task.run_end, places, scratch));
   const int done = static_cast<int>(task.run_end - task.run_begin);
   if (std::atomic_ref<int>(planned.pending).fetch_sub(done, std::memory_order_acq_rel) == done) {
     Finish(planned, scratch);
@@ -212,8 +190,9 @@ void AttentionBatch::State::Finish(PlannedTile& planned, TileScratch* scratch) {
   const int padded = tile.kernels->PaddedRows(tile.rows), panels = tile.kernels->layout().num_panels;
   float* partial = partials.As<float>() + planned.partials;
   std::fill_n(scratch->sums(), tile.rows, RowSums{});
-  for (int64_t run = tile.run_begin(); run < tile.run_end(); ++run, partial += PartialFloats(tile)) {
-    MergeRun(tile.rows, padded, panels, scratch->values(), scratch->sums(), partial, PartialSums(tile, partial));
+  for (int64_t run = tile.run_begin(); run < tile.run_end(); ++run, partial += RunPlaces::PlaceFloats(tile)) {
+    MergeRun(tile.rows, padded, panels, scratch->values(), scratch->sums(), partial,
+             RunPlaces::SumsBehind(tile, partial));
   }
   Write(planned, scratch->values(), scratch->sums(), scratch);
 }

@@ -6,18 +6,11 @@
 #include <cstring>
 
 #include "kernels/convert.h"
+#include "kernels/pipeline.h"
 #include "kernels/quantize.h"
 #include "kernels/row_range.h"
 
 namespace attnd {
-namespace {
-
-// The blocks of a run that the tile's rows may see. Null blocks are those that the explicit mask hides from all rows.
-struct RunBlocks {
-  const std::byte* blocks[kRunBlocks];
-  int64_t first_keys[kRunBlocks];
-  int slots = 0;
-};
 
 RunBlocks BlocksOfRun(const Tile& tile, int64_t run) {
   RunBlocks result;
@@ -32,45 +25,29 @@ RunBlocks BlocksOfRun(const Tile& tile, int64_t run) {
   return result;
 }
 
-// For every row and slot which keys are allowed, and for ALiBi how far the slot's first key is from the row.
-void FillAllowed(const Tile& tile, const RunBlocks& run, TileScratch* scratch) {
+namespace {
+
+// Fills for every row and slot of the strip which keys are allowed, and for ALiBi how far the slot's first key is from
+// the row.
+void FillAllowed(const Tile& tile, const RunBlocks& run, uint64_t* allowed, float* slopes, float* distances) {
   const AttentionWork& work = *tile.work;
   const bool alibi = work.softmax.alibi_slopes != nullptr;
   int64_t query = -1;
-  const uint64_t* previous = nullptr;
-  for (int row = 0; row < tile.rows; ++row) {
-    uint64_t* allowed = scratch->allowed() + row * run.slots;
+  for (int row = 0; row < tile.rows; ++row, allowed += run.slots) {
     if (tile.QueryOf(row) == query) {
-      std::copy_n(previous, run.slots, allowed);  // heads of a group see the same keys
+      std::copy_n(allowed - run.slots, run.slots, allowed);  // heads of a group see the same keys
     } else {
       query = tile.QueryOf(row);
       const KeyRange range = RangeOfRow(work, query);
       for (int s = 0; s < run.slots; ++s) allowed[s] = AllowedWord(work, query, range, run.first_keys[s]);
     }
-    previous = allowed;
     if (!alibi) continue;
-    scratch->slopes()[row] = work.softmax.alibi_slopes[tile.HeadOf(row)];
+    slopes[row] = work.softmax.alibi_slopes[tile.HeadOf(row)];
     for (int s = 0; s < run.slots; ++s) {
       const int64_t distance = run.first_keys[s] - (work.first_position + query);
-      scratch->distances()[row * run.slots + s] = static_cast<float>(distance);
+      distances[row * run.slots + s] = static_cast<float>(distance);
     }
   }
-}
-
-Strip StripOf(const Tile& tile, const RunBlocks& run, TileScratch* scratch) {
-  const SoftmaxOptions& softmax = tile.work->softmax;
-  Strip strip;
-  strip.scores = scratch->strip();
-  strip.rows = tile.rows;
-  strip.slots = run.slots;
-  strip.allowed = scratch->allowed();
-  strip.scale = softmax.softmax_scale;
-  strip.softcap = softmax.softcap;
-  if (softmax.alibi_slopes != nullptr) {
-    strip.slopes = scratch->slopes();
-    strip.distances = scratch->distances();
-  }
-  return strip;
 }
 
 // Lists what will be read from this run on; null for tiles that do not prefetch.
@@ -98,7 +75,95 @@ Products ProductsOf(const Tile& tile, const RunBlocks& run, TileScratch* scratch
   return products;
 }
 
+// One run: values [panel][padded rows][64] and a RowSums per row. Returns a row with a score beyond f32, or -1.
+int ComputeRun(const Tile& tile, int64_t run_index, float* values, RowSums* sums, TileScratch* scratch) {
+  const RunBlocks run = BlocksOfRun(tile, run_index);
+  if (run.slots == 0) {
+    std::fill_n(sums, tile.rows, RowSums{});
+    return -1;
+  }
+  Strip strip = PrepareStrip(tile, run, 0, scratch);
+  Products products = ProductsOf(tile, run, scratch);
+  products.ahead = ListAhead(tile, run, run_index + 1, scratch);
+  tile.kernels->Scores(products, scratch->products());
+  if (products.ahead != nullptr) strip.ahead = tile.kernels->ValuesAhead(products);
+  const int bad_row = SoftmaxStrip(strip, tile.kernels->WeightFormatOf(tile.rows), sums);
+  tile.kernels->Values(products, values, scratch->products());
+  return bad_row;
+}
+
+size_t ValuesFloats(const Tile& tile) {
+  const size_t rows = tile.kernels->PaddedRows(tile.rows);
+  return rows * kPanelColumns * tile.kernels->layout().num_panels;
+}
+
 }  // namespace
+
+RunPlaces RunPlaces::Joined(const Tile& tile, int64_t first, float* values, RowSums* sums, TileScratch* scratch) {
+  RunPlaces places;
+  places.tile_ = &tile;
+  places.first_ = first;
+  places.values_ = values;
+  places.sums_ = sums;
+  places.run_values_ = scratch->run_values();
+  places.run_sums_ = scratch->run_sums();
+  return places;
+}
+
+RunPlaces RunPlaces::Apart(const Tile& tile, int64_t first, float* places, size_t stride) {
+  RunPlaces result;
+  result.tile_ = &tile;
+  result.first_ = first;
+  result.values_ = places;
+  result.stride_ = stride;
+  return result;
+}
+
+size_t RunPlaces::PlaceFloats(const Tile& tile) {
+  const size_t sums = static_cast<size_t>(tile.rows) * sizeof(RowSums) / sizeof(float);
+  return (ValuesFloats(tile) + sums + 15) / 16 * 16;
+}
+
+RowSums* RunPlaces::SumsBehind(const Tile& tile, float* place) {
+  return reinterpret_cast<RowSums*>(place + ValuesFloats(tile));
+}
+
+float* RunPlaces::ValuesOf(int64_t run) const {
+  if (run_values_ != nullptr) return run == first_ ? values_ : run_values_;
+  return values_ + (run - first_) * stride_;
+}
+
+RowSums* RunPlaces::SumsOf(int64_t run) const {
+  if (run_values_ != nullptr) return run == first_ ? sums_ : run_sums_;
+  return SumsBehind(*tile_, ValuesOf(run));
+}
+
+void RunPlaces::Done(int64_t run, int first_row, int rows) const {
+  if (run_values_ == nullptr || run == first_) return;
+  const size_t offset = static_cast<size_t>(first_row) * kPanelColumns;
+  MergeRun(rows, tile_->kernels->PaddedRows(tile_->rows), tile_->kernels->layout().num_panels, values_ + offset,
+           sums_ + first_row, run_values_ + offset, run_sums_ + first_row);
+}
+
+Strip PrepareStrip(const Tile& tile, const RunBlocks& run, int scratch_row, TileScratch* scratch) {
+  const SoftmaxOptions& softmax = tile.work->softmax;
+  uint64_t* allowed = scratch->allowed() + scratch_row * kRunBlocks;
+  float* slopes = scratch->slopes() + scratch_row;
+  float* distances = scratch->distances() + scratch_row * kRunBlocks;
+  FillAllowed(tile, run, allowed, slopes, distances);
+  Strip strip;
+  strip.scores = scratch->strip() + scratch_row * kStripLd;
+  strip.rows = tile.rows;
+  strip.slots = run.slots;
+  strip.allowed = allowed;
+  strip.scale = softmax.softmax_scale;
+  strip.softcap = softmax.softcap;
+  if (softmax.alibi_slopes != nullptr) {
+    strip.slopes = slopes;
+    strip.distances = distances;
+  }
+  return strip;
+}
 
 TileScratch::TileScratch()
     : q_(size_t{kMaxTileRows} * kMaxHeadDim * sizeof(float)),
@@ -158,20 +223,14 @@ void PackQueries(const Tile& tile, TileScratch* scratch) {
   }
 }
 
-int ComputeRun(const Tile& tile, int64_t run_index, float* values, RowSums* sums, TileScratch* scratch) {
-  const RunBlocks run = BlocksOfRun(tile, run_index);
-  if (run.slots == 0) {
-    std::fill_n(sums, tile.rows, RowSums{});
-    return -1;
+int ComputeRuns(const Tile& tile, int64_t begin, int64_t end, const RunPlaces& places, TileScratch* scratch) {
+  if (tile.kernels->Pipelines(tile.rows)) return ComputePipelined(tile, begin, end, places, scratch);
+  int bad_row = -1;
+  for (int64_t run = begin; run < end; ++run) {
+    const int bad = ComputeRun(tile, run, places.ValuesOf(run), places.SumsOf(run), scratch);
+    if (bad >= 0 && (bad_row < 0 || bad < bad_row)) bad_row = bad;
+    places.Done(run, 0, tile.rows);
   }
-  FillAllowed(tile, run, scratch);
-  Products products = ProductsOf(tile, run, scratch);
-  products.ahead = ListAhead(tile, run, run_index + 1, scratch);
-  tile.kernels->Scores(products, scratch->products());
-  Strip strip = StripOf(tile, run, scratch);
-  if (products.ahead != nullptr) strip.ahead = tile.kernels->ValuesAhead(products);
-  const int bad_row = SoftmaxStrip(strip, tile.kernels->WeightFormatOf(tile.rows), sums);
-  tile.kernels->Values(products, values, scratch->products());
   return bad_row;
 }
 
@@ -223,9 +282,9 @@ void WriteWeights(const Tile& tile, const RowSums* sums, TileScratch* scratch) {
   for (int64_t index = tile.run_begin(); index < tile.run_end(); ++index) {
     const RunBlocks run = BlocksOfRun(tile, index);
     if (run.slots == 0) continue;
-    FillAllowed(tile, run, scratch);
+    const Strip strip = PrepareStrip(tile, run, 0, scratch);
     tile.kernels->Scores(ProductsOf(tile, run, scratch), scratch->products());
-    ProbabilityStrip(StripOf(tile, run, scratch), final_sums);
+    ProbabilityStrip(strip, final_sums);
     for (int row = 0; row < tile.rows; ++row) {
       for (int s = 0; s < run.slots; ++s) {
         const int64_t keys = std::min<int64_t>(kBlockTokens, work.num_keys - run.first_keys[s]);

@@ -64,11 +64,48 @@ class TileScratch {
   ProductScratch products_;
 };
 
+// Where the results of a tile's runs go: values [panel][padded rows][64] and a RowSums a row.
+class RunPlaces {
+ public:
+  // Runs from `first` on are joined in their order: the first is computed where the result will be, the others in
+  // the scratch's run_values and run_sums.
+  static RunPlaces Joined(const Tile& tile, int64_t first, float* values, RowSums* sums, TileScratch* scratch);
+  // Each run to a place of its own, `stride` floats apart; its sums lie behind its values.
+  static RunPlaces Apart(const Tile& tile, int64_t first, float* places, size_t stride);
+  static size_t PlaceFloats(const Tile& tile);  // whole cache lines
+  static RowSums* SumsBehind(const Tile& tile, float* place);
+
+  float* ValuesOf(int64_t run) const;
+  RowSums* SumsOf(int64_t run) const;
+  // Rows of a run are there. A row's runs are done in their order.
+  void Done(int64_t run, int first_row, int rows) const;
+
+ private:
+  const Tile* tile_ = nullptr;
+  int64_t first_ = 0;
+  float* values_ = nullptr;
+  RowSums* sums_ = nullptr;
+  float* run_values_ = nullptr;  // null: apart
+  RowSums* run_sums_ = nullptr;
+  size_t stride_ = 0;
+};
+
 // Gathers the tile's queries into scratch->q(). Must precede the functions below, on the same thread.
 void PackQueries(const Tile& tile, TileScratch* scratch);
 
-// One run: values [panel][padded rows][64] and a RowSums per row. Returns a row with a score beyond f32, or -1.
-int ComputeRun(const Tile& tile, int64_t run, float* values, RowSums* sums, TileScratch* scratch);
+// Runs [begin, end). Returns a row with a score beyond f32, or -1.
+int ComputeRuns(const Tile& tile, int64_t begin, int64_t end, const RunPlaces& places, TileScratch* scratch);
+
+// The blocks of a run that the tile's rows may see. Null blocks are those that the explicit mask hides from all rows.
+struct RunBlocks {
+  const std::byte* blocks[kRunBlocks];
+  int64_t first_keys[kRunBlocks];
+  int slots = 0;
+};
+RunBlocks BlocksOfRun(const Tile& tile, int64_t run);
+
+// The strip of a run with its allowed keys filled in, in the scratch's rows from `scratch_row` on.
+Strip PrepareStrip(const Tile& tile, const RunBlocks& run, int scratch_row, TileScratch* scratch);
 
 // Divides, joins the sinks, converts and writes out and lse. Returns a row whose output is not finite, or -1.
 int WriteRows(const Tile& tile, const float* values, const RowSums* sums);
