@@ -28,6 +28,9 @@ struct PlannedTile {
   Tile tile;
   int work = 0;
   int64_t cost = 0;
+  // Of a tile that is one of many of its head: which head of the batch, and the cost of all its tiles. Else 0.
+  int head = 0;
+  int64_t head_cost = 0;
   // Of a split tile: where its runs' results lie, and how many are missing. The last to finish merges them in order.
   size_t partials = 0;
   int pending = 0;
@@ -115,6 +118,7 @@ void AttentionBatch::State::AddTiles(int index) {
   const int tile_rows = TileRows(work);
   const int64_t rows = work.num_queries * work.heads.group_size();
   for (int head = 0; head < work.heads.num_kv_heads; ++head) {
+    const size_t first_tile = tiles.size();
     for (int64_t first = 0; first < rows; first += tile_rows) {
       PlannedTile planned;
       planned.tile = MakeTile(work, kernels, head, first, static_cast<int>(std::min<int64_t>(tile_rows, rows - first)));
@@ -123,6 +127,13 @@ void AttentionBatch::State::AddTiles(int index) {
       planned.cost = (blocks + 1) * (planned.tile.rows + kRowsOfABlock);
       kv_bytes += blocks * static_cast<int64_t>(kernels.layout().block_bytes);
       tiles.push_back(planned);
+    }
+    if (rows <= tile_rows) continue;
+    int64_t cost = 0;
+    for (size_t i = first_tile; i < tiles.size(); ++i) cost += tiles[i].cost;
+    for (size_t i = first_tile; i < tiles.size(); ++i) {
+      tiles[i].head = static_cast<int>(first_tile);
+      tiles[i].head_cost = cost;
     }
   }
 }
@@ -240,7 +251,14 @@ int AttentionBatch::Plan() {
   // A context that grows by a token asks for a little more with every run: rarely, then.
   const size_t partial_bytes = partial_floats * sizeof(float);
   if (partial_bytes > s.partials.bytes()) s.partials.Reserve(std::max(partial_bytes, 2 * s.partials.bytes()));
-  std::sort(s.tasks.begin(), s.tasks.end(), [](const Task& x, const Task& y) {
+  // A head's many tiles follow each other, for they read the same blocks: in turn with other heads' they would find
+  // nothing in L2. Its last tiles are light ones, so the end is even all the same.
+  std::sort(s.tasks.begin(), s.tasks.end(), [&s](const Task& x, const Task& y) {
+    const PlannedTile &x_tile = s.tiles[x.tile], &y_tile = s.tiles[y.tile];
+    const int64_t x_cost = x_tile.head_cost > 0 ? x_tile.head_cost : x.cost;
+    const int64_t y_cost = y_tile.head_cost > 0 ? y_tile.head_cost : y.cost;
+    if (x_cost != y_cost) return x_cost > y_cost;
+    if (x_tile.head_cost > 0 && x_tile.head != y_tile.head) return x_tile.head < y_tile.head;
     if (x.cost != y.cost) return x.cost > y.cost;
     return x.tile != y.tile ? x.tile < y.tile : x.run_begin < y.run_begin;
   });

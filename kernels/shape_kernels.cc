@@ -9,7 +9,6 @@
 #include <mutex>
 #include <utility>
 
-#include "kernels/amx_pieces.h"
 #include "kernels/amx_stream.h"
 #include "kernels/convert.h"
 #include "kernels/isa.h"
@@ -82,10 +81,7 @@ const ShapeKernels& ShapeKernels::Get(const KvShape& shape) {
 
 ShapeKernels::ShapeKernels(const KvShape& shape) : layout_(shape) {
   k_ = RoundUp(shape.head_dim, KvGroup(shape.dtype));
-  if (shape.dtype == KvDType::kBf16 && UseUkernels(/*bf16=*/true)) {
-    pipelines_ = stream_mode_ == StreamMode::kAmx && shape.value_dim % kAmxPieceColumns == 0;
-    return;
-  }
+  if (shape.dtype == KvDType::kBf16 && UseUkernels(/*bf16=*/true)) return;
   bf16_ukernels_ = false;
   widens_ = shape.dtype == KvDType::kBf16 || shape.dtype == KvDType::kF16;
   stream_mode_ = PlainMode(shape.dtype);
@@ -163,7 +159,6 @@ int ShapeKernels::PaddedRows(int rows) const {
   if (Streams(rows)) return stream_mode_ == StreamMode::kAmx ? AmxPaddedRows(rows) : rows;
   // A few rows too many cost less than a second or third call for the remainder. An AMX tile has 16 rows.
   if (bf16_ukernels_ && rows <= 16) return static_cast<int>(std::bit_ceil(static_cast<unsigned>(rows)));
-  if (Pipelines(rows)) return RoundUp(rows, kAmxPieceRows);
   return RoundUp(rows, bf16_ukernels_ ? 16 : 4);
 }
 

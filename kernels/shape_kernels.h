@@ -59,8 +59,6 @@ class ShapeKernels {
   int q_ld() const { return k_; }  // elements of a row of Q
   int PaddedRows(int rows) const;  // rows that strips and values must have room for; >= rows, <= kMaxTileRows
   bool Streams(int rows) const { return rows <= stream_rows_; }
-  // Tiles of so many rows are computed by pipeline.h, with the same bits as by Scores and Values below.
-  bool Pipelines(int rows) const { return pipelines_ && !Streams(rows); }
 
   // Prefetch lists (streaming.h): the entries of a run of these blocks, in the order in which the products read them.
   // Returns their number, at most kMaxAheadEntries.
@@ -113,7 +111,6 @@ class ShapeKernels {
   bool widens_ = false;  // blocks of bf16 or f16 go to the f32 ukernel
   StreamMode stream_mode_ = StreamMode::kF32;
   int stream_rows_ = kMaxTileRows;
-  bool pipelines_ = false;
   const Brgemm* scores_[kSizes] = {};
   PanelKernels panels_[2];  // 64 columns; the narrower last one
 };

@@ -6,11 +6,19 @@
 #include <cstring>
 
 #include "kernels/convert.h"
-#include "kernels/pipeline.h"
 #include "kernels/quantize.h"
 #include "kernels/row_range.h"
 
 namespace attnd {
+
+namespace {
+
+// The blocks of a run that the tile's rows may see. Null blocks are those that the explicit mask hides from all rows.
+struct RunBlocks {
+  const std::byte* blocks[kRunBlocks];
+  int64_t first_keys[kRunBlocks];
+  int slots = 0;
+};
 
 RunBlocks BlocksOfRun(const Tile& tile, int64_t run) {
   RunBlocks result;
@@ -25,11 +33,10 @@ RunBlocks BlocksOfRun(const Tile& tile, int64_t run) {
   return result;
 }
 
-namespace {
-
 // Fills for every row and slot of the strip which keys are allowed, and for ALiBi how far the slot's first key is from
 // the row.
-void FillAllowed(const Tile& tile, const RunBlocks& run, uint64_t* allowed, float* slopes, float* distances) {
+void FillAllowed(const Tile& tile, const RunBlocks& run, TileScratch* scratch) {
+  uint64_t* allowed = scratch->allowed();
   const AttentionWork& work = *tile.work;
   const bool alibi = work.softmax.alibi_slopes != nullptr;
   int64_t query = -1;
@@ -42,12 +49,30 @@ void FillAllowed(const Tile& tile, const RunBlocks& run, uint64_t* allowed, floa
       for (int s = 0; s < run.slots; ++s) allowed[s] = AllowedWord(work, query, range, run.first_keys[s]);
     }
     if (!alibi) continue;
-    slopes[row] = work.softmax.alibi_slopes[tile.HeadOf(row)];
+    scratch->slopes()[row] = work.softmax.alibi_slopes[tile.HeadOf(row)];
     for (int s = 0; s < run.slots; ++s) {
       const int64_t distance = run.first_keys[s] - (work.first_position + query);
-      distances[row * run.slots + s] = static_cast<float>(distance);
+      scratch->distances()[row * run.slots + s] = static_cast<float>(distance);
     }
   }
+}
+
+// The strip of a run, with its allowed keys filled in.
+Strip PrepareStrip(const Tile& tile, const RunBlocks& run, TileScratch* scratch) {
+  const SoftmaxOptions& softmax = tile.work->softmax;
+  FillAllowed(tile, run, scratch);
+  Strip strip;
+  strip.scores = scratch->strip();
+  strip.rows = tile.rows;
+  strip.slots = run.slots;
+  strip.allowed = scratch->allowed();
+  strip.scale = softmax.softmax_scale;
+  strip.softcap = softmax.softcap;
+  if (softmax.alibi_slopes != nullptr) {
+    strip.slopes = scratch->slopes();
+    strip.distances = scratch->distances();
+  }
+  return strip;
 }
 
 // Lists what will be read from this run on; null for tiles that do not prefetch.
@@ -82,7 +107,7 @@ int ComputeRun(const Tile& tile, int64_t run_index, float* values, RowSums* sums
     std::fill_n(sums, tile.rows, RowSums{});
     return -1;
   }
-  Strip strip = PrepareStrip(tile, run, 0, scratch);
+  Strip strip = PrepareStrip(tile, run, scratch);
   Products products = ProductsOf(tile, run, scratch);
   products.ahead = ListAhead(tile, run, run_index + 1, scratch);
   tile.kernels->Scores(products, scratch->products());
@@ -138,31 +163,10 @@ RowSums* RunPlaces::SumsOf(int64_t run) const {
   return SumsBehind(*tile_, ValuesOf(run));
 }
 
-void RunPlaces::Done(int64_t run, int first_row, int rows) const {
+void RunPlaces::Done(int64_t run) const {
   if (run_values_ == nullptr || run == first_) return;
-  const size_t offset = static_cast<size_t>(first_row) * kPanelColumns;
-  MergeRun(rows, tile_->kernels->PaddedRows(tile_->rows), tile_->kernels->layout().num_panels, values_ + offset,
-           sums_ + first_row, run_values_ + offset, run_sums_ + first_row);
-}
-
-Strip PrepareStrip(const Tile& tile, const RunBlocks& run, int scratch_row, TileScratch* scratch) {
-  const SoftmaxOptions& softmax = tile.work->softmax;
-  uint64_t* allowed = scratch->allowed() + scratch_row * kRunBlocks;
-  float* slopes = scratch->slopes() + scratch_row;
-  float* distances = scratch->distances() + scratch_row * kRunBlocks;
-  FillAllowed(tile, run, allowed, slopes, distances);
-  Strip strip;
-  strip.scores = scratch->strip() + scratch_row * kStripLd;
-  strip.rows = tile.rows;
-  strip.slots = run.slots;
-  strip.allowed = allowed;
-  strip.scale = softmax.softmax_scale;
-  strip.softcap = softmax.softcap;
-  if (softmax.alibi_slopes != nullptr) {
-    strip.slopes = slopes;
-    strip.distances = distances;
-  }
-  return strip;
+  MergeRun(tile_->rows, tile_->kernels->PaddedRows(tile_->rows), tile_->kernels->layout().num_panels, values_, sums_,
+           run_values_, run_sums_);
 }
 
 TileScratch::TileScratch()
@@ -197,9 +201,14 @@ void PackQueries(const Tile& tile, TileScratch* scratch) {
   const int dim = work.shape.head_dim, ld = tile.kernels->q_ld();
   const size_t row_bytes = dim * DTypeBytes(work.q_dtype);
   uint16_t rounded[kMaxHeadDim];
+  const auto query = [&](int row) {
+    return work.q + (tile.QueryOf(row) * work.heads.num_q_heads + tile.HeadOf(row)) * static_cast<int64_t>(row_bytes);
+  };
+  constexpr int kRowsAhead = 8;  // each row lies elsewhere: the hardware foresees none
   for (int row = 0; row < tile.rows; ++row) {
-    const std::byte* from =
-        work.q + (tile.QueryOf(row) * work.heads.num_q_heads + tile.HeadOf(row)) * static_cast<int64_t>(row_bytes);
+    const std::byte* from = query(row);
+    const std::byte* ahead = query(std::min(row + kRowsAhead, tile.rows - 1));
+    for (size_t line = 0; line < row_bytes; line += 64) __builtin_prefetch(ahead + line);
     if (tile.kernels->HoldsBf16(tile.rows)) {
       uint16_t* to = reinterpret_cast<uint16_t*>(scratch->q()) + row * ld;
       RowToBf16(from, work.q_dtype, dim, to);
@@ -224,12 +233,11 @@ void PackQueries(const Tile& tile, TileScratch* scratch) {
 }
 
 int ComputeRuns(const Tile& tile, int64_t begin, int64_t end, const RunPlaces& places, TileScratch* scratch) {
-  if (tile.kernels->Pipelines(tile.rows)) return ComputePipelined(tile, begin, end, places, scratch);
   int bad_row = -1;
   for (int64_t run = begin; run < end; ++run) {
     const int bad = ComputeRun(tile, run, places.ValuesOf(run), places.SumsOf(run), scratch);
     if (bad >= 0 && (bad_row < 0 || bad < bad_row)) bad_row = bad;
-    places.Done(run, 0, tile.rows);
+    places.Done(run);
   }
   return bad_row;
 }
@@ -282,7 +290,7 @@ void WriteWeights(const Tile& tile, const RowSums* sums, TileScratch* scratch) {
   for (int64_t index = tile.run_begin(); index < tile.run_end(); ++index) {
     const RunBlocks run = BlocksOfRun(tile, index);
     if (run.slots == 0) continue;
-    const Strip strip = PrepareStrip(tile, run, 0, scratch);
+    const Strip strip = PrepareStrip(tile, run, scratch);
     tile.kernels->Scores(ProductsOf(tile, run, scratch), scratch->products());
     ProbabilityStrip(strip, final_sums);
     for (int row = 0; row < tile.rows; ++row) {

@@ -77,8 +77,8 @@ class RunPlaces {
 
   float* ValuesOf(int64_t run) const;
   RowSums* SumsOf(int64_t run) const;
-  // Rows of a run are there. A row's runs are done in their order.
-  void Done(int64_t run, int first_row, int rows) const;
+  // The run is there. Runs are done in their order.
+  void Done(int64_t run) const;
 
  private:
   const Tile* tile_ = nullptr;
@@ -95,17 +95,6 @@ void PackQueries(const Tile& tile, TileScratch* scratch);
 
 // Runs [begin, end). Returns a row with a score beyond f32, or -1.
 int ComputeRuns(const Tile& tile, int64_t begin, int64_t end, const RunPlaces& places, TileScratch* scratch);
-
-// The blocks of a run that the tile's rows may see. Null blocks are those that the explicit mask hides from all rows.
-struct RunBlocks {
-  const std::byte* blocks[kRunBlocks];
-  int64_t first_keys[kRunBlocks];
-  int slots = 0;
-};
-RunBlocks BlocksOfRun(const Tile& tile, int64_t run);
-
-// The strip of a run with its allowed keys filled in, in the scratch's rows from `scratch_row` on.
-Strip PrepareStrip(const Tile& tile, const RunBlocks& run, int scratch_row, TileScratch* scratch);
 
 // Divides, joins the sinks, converts and writes out and lse. Returns a row whose output is not finite, or -1.
 int WriteRows(const Tile& tile, const float* values, const RowSums* sums);
