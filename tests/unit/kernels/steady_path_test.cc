@@ -64,7 +64,7 @@ class Sequence {
   static constexpr int kThreads = 2;
 
  private:
-  static constexpr int kBlocks = kMaxTokens / kBlockTokens, kMaxQueries = 16;
+  static constexpr int kBlocks = kMaxTokens / kBlockTokens, kMaxQueries = 64;
   std::byte* Block(int head, int64_t index) const {
     return memory_.As<std::byte>() + (head * kBlocks + index) * layout_.block_bytes;
   }
@@ -81,10 +81,12 @@ class Sequence {
 class SteadyPath : public ::testing::TestWithParam<KvDType> {
  protected:
   KvShape shape() const { return {128, 128, GetParam()}; }
-  // Every length that may be seen, the last ones again.
-  static void Grow(Sequence* sequence, AttentionBatch* batch, int64_t queries) {
-    for (int64_t tokens = 1; tokens <= kMaxTokens; tokens += 1 + tokens / 64) sequence->Step(batch, tokens, queries);
-    for (int64_t tokens = kMaxTokens - 70; tokens <= kMaxTokens; ++tokens) sequence->Step(batch, tokens, queries);
+  // Contexts of all sizes, in growing steps, and then the last few tokens.
+  static void Grow(Sequence* sequence, AttentionBatch* batch, int64_t queries, int64_t steps_per_doubling) {
+    for (int64_t tokens = 1; tokens <= kMaxTokens; tokens += 1 + tokens / steps_per_doubling) {
+      sequence->Step(batch, tokens, queries);
+    }
+    for (int64_t tokens = kMaxTokens - 5; tokens <= kMaxTokens; ++tokens) sequence->Step(batch, tokens, queries);
   }
   static void ExpectNothing(const CallCounts& calls) {
     EXPECT_EQ(calls.allocations, 0);
@@ -117,7 +119,7 @@ TEST_P(SteadyPath, DecodeAllocatesNothing) {
   sequence.Step(&batch, kMaxTokens, kQueries);  // warm-up: the largest
   sequence.Step(&batch, 1, kQueries);
   const CallCounts before = CountedCalls();
-  Grow(&sequence, &batch, kQueries);
+  Grow(&sequence, &batch, kQueries, 64);
   const CallCounts calls = CountedCalls() - before;
   ExpectNothing(calls);
   // So few rows stream, unless this machine's ukernel sums in an order that streaming does not know.
@@ -144,16 +146,16 @@ TEST_P(SteadyPath, AGrowingContextAllocatesRarely) {
 
 // More rows than streaming serves go to the ukernel, which allocates in oneDNN before 3.11; we do not.
 TEST_P(SteadyPath, ManyRowsAllocateNothingOfOurs) {
-  constexpr int64_t kQueries = 16;
+  constexpr int64_t kQueries = 64;  // enough for whole tiles
   Sequence sequence(shape());
   AttentionBatch batch(Sequence::kThreads);
   sequence.Step(&batch, kMaxTokens, kQueries);
   sequence.Step(&batch, kQueries, kQueries);
   const CallCounts before = CountedCalls();
-  Grow(&sequence, &batch, kQueries);
+  Grow(&sequence, &batch, kQueries, 8);
   const CallCounts calls = CountedCalls() - before;
   ExpectNothing(calls);
-  EXPECT_EQ(calls.onednn_executions > 0, !ShapeKernels::Get(shape()).Streams(kQueries * kHeads.group_size()));
+  EXPECT_EQ(calls.onednn_executions > 0, !ShapeKernels::Get(shape()).Streams(kMaxTileRows));
   // Two at most: a vector of the batch, and N scales up to 3.9.
   EXPECT_LE(calls.onednn_allocations, 2 * calls.onednn_executions);
   std::printf("oneDNN: %lld allocations in %lld executions\n", static_cast<long long>(calls.onednn_allocations),
