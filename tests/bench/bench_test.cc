@@ -121,9 +121,9 @@ constexpr double kBlock = 2.0 * 64 * 64 * 4;
 
 TEST(Bench, EveryCombinationIsARowThreadsInnermost) {
   const std::vector<JsonRow> rows =
-      Rows("decode --shape=smollm2-135m --kv=f32,bf16 --tokens=64,200 --threads=1,2 --layers=2");
+      Rows("decode --shape=smollm2-135m --kv=f32,int8 --tokens=64,200 --threads=1,2 --layers=2");
   EXPECT_THAT(Numbers(rows, "tokens"), ElementsAre(64, 64, 64, 64, 200, 200, 200, 200));
-  EXPECT_THAT(Words(rows, "kv"), ElementsAre("f32", "f32", "bf16", "bf16", "f32", "f32", "bf16", "bf16"));
+  EXPECT_THAT(Words(rows, "kv"), ElementsAre("f32", "f32", "int8", "int8", "f32", "f32", "int8", "int8"));
   EXPECT_THAT(Numbers(rows, "threads"), ElementsAre(1, 2, 1, 2, 1, 2, 1, 2));
 }
 
@@ -161,9 +161,9 @@ TEST(Bench, PrefillCountsTheProductsThatCausalityAllows) {
 }
 
 TEST(Bench, AppendCountsWhatIsReadAndWhatIsWritten) {
-  const std::vector<JsonRow> rows = Rows("append --shape=smollm2-135m --kv=bf16 --tokens=1024 --step=64,7 --layers=2");
+  const std::vector<JsonRow> rows = Rows("append --shape=smollm2-135m --kv=f16 --tokens=1024 --step=64,7 --layers=2");
   EXPECT_THAT(Words(rows, "name"), ElementsAre("append/64", "append/7", "append/64", "append/7"));
-  EXPECT_THAT(Words(rows, "source"), ElementsAre("f32", "f32", "bf16", "bf16"));
+  EXPECT_THAT(Words(rows, "source"), ElementsAre("f32", "f32", "f16", "f16"));
   const double elements = 2.0 * 1024 * 3 * 64;
   for (const JsonRow& row : rows) {
     EXPECT_EQ(row.Word("bound"), "copy");

@@ -17,8 +17,6 @@ int64_t BlocksOf(int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTo
 
 // What speaks against measuring the case; empty: nothing.
 std::string Obstacle(const std::string& mode, const Case& c) {
-  if (!IsAvailable(c.kv))
-    return std::string("kv ") + KvName(c.kv) + " is not available: attnd has no kernels for it yet";
   if (c.queries > c.context()) {
     return "--queries=" + std::to_string(c.queries) + " are more than the context's " + std::to_string(c.context());
   }

@@ -37,8 +37,8 @@ size_t LayerBytes(const Case& c);
 // Layers that the case needs in memory.
 int LayerCount(const Case& c);
 
-// Calls run(case) for every combination, threads innermost. One that cannot be measured (no kernels, too large) is
-// named on stderr and passed over; returns false if there was one.
+// Calls run(case) for every combination, threads innermost. One that cannot be measured (too large, more queries than
+// tokens) is named on stderr and passed over; returns false if there was one.
 bool ForEachCase(const std::string& mode, const Options& options, const std::function<void(const Case&)>& run);
 
 }  // namespace attnd::bench

@@ -250,7 +250,7 @@ Options WithDefaults(std::string_view mode, Options options) {
   Options& o = options;
   const bool prefill = mode == "prefill";
   if (o.sweep) {
-    Default(&o.kvs, {KvDType::kF32, KvDType::kBf16});
+    Default(&o.kvs, {KvDType::kF32, KvDType::kBf16, KvDType::kF16, KvDType::kInt8});
     if (prefill) {
       Default<int64_t>(&o.tokens, {128, 512, 2048, 8192, 16384});
     } else if (mode == "scaling") {
@@ -300,7 +300,5 @@ int UsableThreads() {
 const char* KvName(KvDType dtype) { return NameOf(kKvNames, dtype); }
 const char* SourceName(DType dtype) { return NameOf(kSourceNames, dtype); }
 const char* ResidencyName(Residency residency) { return NameOf(kResidencyNames, residency); }
-
-bool IsAvailable(KvDType dtype) { return dtype == KvDType::kF32 || dtype == KvDType::kBf16; }
 
 }  // namespace attnd::bench

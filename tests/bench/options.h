@@ -60,8 +60,6 @@ int UsableThreads();
 const char* KvName(KvDType dtype);
 const char* SourceName(DType dtype);
 const char* ResidencyName(Residency residency);
-// KV types whose kernels exist; a row of another type is refused.
-bool IsAvailable(KvDType dtype);
 
 }  // namespace attnd::bench
 

@@ -9,7 +9,8 @@
 
 namespace attnd::bench {
 
-// Reads bytes [0, bytes) (a multiple of 256) from `data`, aligned to 64; returns a sum so that nobody drops the loop.
+// Reads bytes [0, bytes), but for a rest of less than 256, from `data`, aligned to 64; returns a sum so that nobody
+// drops the loop.
 uint64_t ReadWords(const std::byte* data, size_t bytes);
 
 // The same by all threads of the pool, a part at a time.

@@ -14,17 +14,17 @@ using Command = std::vector<std::string>;  // a mode, then its arguments
 const std::vector<Command>& Commands() {
   static const std::vector<Command> kCommands = {
       // from memory, and the shapes that users of long contexts have
-      {"decode", "--kv=f32,bf16", "--tokens=4096,32768", "--threads=1,max"},
+      {"decode", "--kv=f32,bf16,f16,int8", "--tokens=4096,32768", "--threads=1,max"},
       {"decode", "--kv=f32,bf16", "--tokens=128,1024,131072"},
       // group sizes 1, 7, 8
-      {"decode", "--kv=f32,bf16", "--shape=gpt2,qwen2-7b,llama3-70b"},
-      {"decode", "--kv=f32,bf16", "--batch=8,64", "--tokens=1024"},
-      {"decode", "--kv=f32,bf16", "--tokens=1024", "--resident=cache"},
-      {"decode", "--kv=f32,bf16", "--queries=2,4,8"},
-      {"fork", "--kv=f32,bf16", "--batch=4"},
-      {"prefill", "--kv=f32,bf16", "--tokens=128,512,2048"},
-      {"prefill", "--kv=f32,bf16", "--tokens=512", "--history=32768"},
-      {"append", "--kv=f32,bf16"},
+      {"decode", "--kv=f32,bf16,f16,int8", "--shape=gpt2,qwen2-7b,llama3-70b"},
+      {"decode", "--kv=f32,bf16,f16,int8", "--batch=8,64", "--tokens=1024"},
+      {"decode", "--kv=f32,bf16,f16,int8", "--tokens=1024", "--resident=cache"},
+      {"decode", "--kv=f32,bf16,f16,int8", "--queries=2,4,8"},
+      {"fork", "--kv=f32,bf16,f16,int8", "--batch=4"},
+      {"prefill", "--kv=f32,bf16,f16,int8", "--tokens=128,512,2048"},
+      {"prefill", "--kv=f32,bf16,f16,int8", "--tokens=512", "--history=32768"},
+      {"append", "--kv=f32,bf16,f16,int8"},
       {"scaling", "--kv=f32,bf16", "--of=decode,prefill", "--tokens=4096"},
 #ifdef ATTND_BENCH_RPC
       {"rpc", "--tokens=128"},

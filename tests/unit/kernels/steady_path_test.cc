@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
+#include <string>
 #include <vector>
 
 #include "kernels/aligned_buffer.h"
@@ -64,7 +66,7 @@ class Sequence {
   static constexpr int kThreads = 2;
 
  private:
-  static constexpr int kBlocks = kMaxTokens / kBlockTokens, kMaxQueries = 16;
+  static constexpr int kBlocks = kMaxTokens / kBlockTokens, kMaxQueries = 64;
   std::byte* Block(int head, int64_t index) const {
     return memory_.As<std::byte>() + (head * kBlocks + index) * layout_.block_bytes;
   }
@@ -81,10 +83,12 @@ class Sequence {
 class SteadyPath : public ::testing::TestWithParam<KvDType> {
  protected:
   KvShape shape() const { return {128, 128, GetParam()}; }
-  // Every length that may be seen, the last ones again.
-  static void Grow(Sequence* sequence, AttentionBatch* batch, int64_t queries) {
-    for (int64_t tokens = 1; tokens <= kMaxTokens; tokens += 1 + tokens / 64) sequence->Step(batch, tokens, queries);
-    for (int64_t tokens = kMaxTokens - 70; tokens <= kMaxTokens; ++tokens) sequence->Step(batch, tokens, queries);
+  // Contexts of all sizes, in growing steps, and then the last few tokens.
+  static void Grow(Sequence* sequence, AttentionBatch* batch, int64_t queries, int64_t steps_per_doubling) {
+    for (int64_t tokens = 1; tokens <= kMaxTokens; tokens += 1 + tokens / steps_per_doubling) {
+      sequence->Step(batch, tokens, queries);
+    }
+    for (int64_t tokens = kMaxTokens - 5; tokens <= kMaxTokens; ++tokens) sequence->Step(batch, tokens, queries);
   }
   static void ExpectNothing(const CallCounts& calls) {
     EXPECT_EQ(calls.allocations, 0);
@@ -99,13 +103,13 @@ TEST_P(SteadyPath, TheFirstStepIsCounted) {
   const CallCounts before = CountedCalls();
   AttentionBatch batch(Sequence::kThreads);
   // A shape that no other test has, so that its kernels are not there yet.
-  const int dim = GetParam() == KvDType::kF32 ? 96 : 112;
+  const int dim = 96 + 8 * static_cast<int>(GetParam());
   Sequence sequence({dim, dim, GetParam()});
   sequence.Step(&batch, 100, 1);
   const CallCounts calls = CountedCalls() - before;
   EXPECT_GT(calls.allocations, 0);
   EXPECT_GT(calls.pthread_locks, 0);
-  const bool has_ukernels = MaxIsaLevel() != IsaLevel::kBaseline;
+  const bool has_ukernels = MaxIsaLevel() != IsaLevel::kBaseline && GetParam() != KvDType::kInt8;  // which streams
   EXPECT_EQ(calls.onednn_creations > 0, has_ukernels);
   EXPECT_EQ(calls.executable_pages > 0, has_ukernels);
 }
@@ -117,7 +121,7 @@ TEST_P(SteadyPath, DecodeAllocatesNothing) {
   sequence.Step(&batch, kMaxTokens, kQueries);  // warm-up: the largest
   sequence.Step(&batch, 1, kQueries);
   const CallCounts before = CountedCalls();
-  Grow(&sequence, &batch, kQueries);
+  Grow(&sequence, &batch, kQueries, 64);
   const CallCounts calls = CountedCalls() - before;
   ExpectNothing(calls);
   // So few rows stream, unless this machine's ukernel sums in an order that streaming does not know.
@@ -142,18 +146,20 @@ TEST_P(SteadyPath, AGrowingContextAllocatesRarely) {
   std::printf("allocations in %d steps: %lld\n", kMaxTokens, static_cast<long long>(calls.allocations));
 }
 
-// More rows than streaming serves go to the ukernel, which allocates in oneDNN before 3.11; we do not.
+// More rows than streaming serves go to the ukernel (on AMX to a pipeline), which allocates in oneDNN before 3.11; we
+// do not.
 TEST_P(SteadyPath, ManyRowsAllocateNothingOfOurs) {
-  constexpr int64_t kQueries = 16;
+  constexpr int64_t kQueries = 64;  // enough for whole tiles
   Sequence sequence(shape());
   AttentionBatch batch(Sequence::kThreads);
   sequence.Step(&batch, kMaxTokens, kQueries);
   sequence.Step(&batch, kQueries, kQueries);
   const CallCounts before = CountedCalls();
-  Grow(&sequence, &batch, kQueries);
+  Grow(&sequence, &batch, kQueries, 8);
   const CallCounts calls = CountedCalls() - before;
   ExpectNothing(calls);
-  EXPECT_EQ(calls.onednn_executions > 0, !ShapeKernels::Get(shape()).Streams(kQueries * kHeads.group_size()));
+  const ShapeKernels& kernels = ShapeKernels::Get(shape());
+  EXPECT_EQ(calls.onednn_executions == 0, kernels.Streams(kMaxTileRows) || kernels.Pipelines(kMaxTileRows));
   // Two at most: a vector of the batch, and N scales up to 3.9.
   EXPECT_LE(calls.onednn_allocations, 2 * calls.onednn_executions);
   std::printf("oneDNN: %lld allocations in %lld executions\n", static_cast<long long>(calls.onednn_allocations),
@@ -161,8 +167,12 @@ TEST_P(SteadyPath, ManyRowsAllocateNothingOfOurs) {
   EXPECT_EQ(sequence.problems(), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kv, SteadyPath, ::testing::Values(KvDType::kF32, KvDType::kBf16),
-                         [](const auto& info) { return info.param == KvDType::kF32 ? "f32" : "bf16"; });
+std::string NameOf(const ::testing::TestParamInfo<KvDType>& info) {
+  constexpr std::array<const char*, 4> kNames = {"f32", "bf16", "f16", "int8"};
+  return kNames[static_cast<size_t>(info.param)];
+}
+INSTANTIATE_TEST_SUITE_P(Kv, SteadyPath,
+                         ::testing::Values(KvDType::kF32, KvDType::kBf16, KvDType::kF16, KvDType::kInt8), NameOf);
 
 }  // namespace
 }  // namespace attnd::testing
