@@ -19,9 +19,10 @@ import protocol
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 PEERS = ("torch", "flex", "onnxruntime", "ggml")
 
-# Against float64, what attnd promises; against attnd, the peers: they sum in other orders, some of them in two bytes.
+# Against float64, what attnd promises; against attnd, the peers: they sum in other orders, and ggml's sum over an f16 V
+# is f16 itself, which at 32768 tokens is 3e-2 away. What is not the same attention is away by 1 or so.
 OWN_ERROR = {"f32": 1e-5, "bf16": 1e-2}
-PEER_ERROR = {"f32": 1e-4, "bf16": 3e-2}
+PEER_ERROR = {"f32": 1e-4, "bf16": 6e-2}
 
 CALIBRATION_ROUNDS = 3
 CLOSE_FORMS = 1.5  # forms within this factor of a side's fastest are timed to the end
@@ -218,7 +219,7 @@ class Comparison:
 
     def print_header(self) -> None:
         columns = "".join(f" | {name:<25}" for name in self.options.peers)
-        self.say(f"\n{'attention':<33} {'dtype':<5} {'threads':>7} {'attnd us':>10} {'append':>8}{columns}")
+        self.say(f"\n{'attention':<35} {'dtype':<5} {'threads':>7} {'attnd us':>10} {'append':>8}{columns}")
 
     def print_row(self, row: dict) -> None:
         cells = ""
@@ -227,7 +228,7 @@ class Comparison:
             cell = "-" if peer is None else f"{peer['us']:>10.1f} {peer['ratio']:>5.2f} {peer['form']:<8}"
             cells += f" | {cell:<25}"
         self.say(
-            f"{row['name']:<33} {row['dtype']:<5} {row['threads']:>7} {row['attnd_us']:>10.1f} "
+            f"{row['name']:<35} {row['dtype']:<5} {row['threads']:>7} {row['attnd_us']:>10.1f} "
             f"{row['attnd_append_us']:>8.1f}{cells}"
         )
 

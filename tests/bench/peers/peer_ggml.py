@@ -1,4 +1,4 @@
-"""ggml: a graph of one FLASH_ATTN_EXT node, through the C interface of its shared libraries (argument: their folder)."""
+"""ggml: a graph of one FLASH_ATTN_EXT node, through the C interface of its shared libraries (argument: their place)."""
 
 import ctypes
 import glob
