@@ -5,6 +5,8 @@
 #include <cassert>
 #include <limits>
 #include <memory>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #if defined(__SSE2__)
@@ -31,14 +33,21 @@ struct PlannedTile {
   // Of a tile that is one of many of its head: which head of the batch, and the cost of all its tiles. Else 0.
   int head = 0;
   int64_t head_cost = 0;
+  // Of a tile that shares blocks with others (forks of a sequence): where its group starts and how many it has, and the
+  // run before which all its blocks are theirs too.
+  size_t fork_group = 0;
+  int forks = 0;
+  int64_t shared_end = 0;
   // Of a split tile: where its runs' results lie, and how many are missing. The last to finish merges them in order.
   size_t partials = 0;
   int pending = 0;
 };
 
-// Runs [run_begin, run_end) of a tile. Whole tiles are merged as they go; a split tile's runs write partial results.
+// Runs [run_begin, run_end) of a tile, or of several tiles that read the same blocks there. Whole tiles are joined as
+// they go; a split tile's runs write partial results.
 struct Task {
-  int tile = 0;
+  int tile = 0;  // of forks: index into `forked`
+  int forks = 0;
   bool split = false;
   int64_t run_begin = 0;
   int64_t run_end = 0;
@@ -76,6 +85,7 @@ struct AttentionBatch::State {
   std::vector<std::pair<KvShape, const ShapeKernels*>> shapes;  // those seen: Plan takes no lock for them
   std::vector<PlannedTile> tiles;
   std::vector<Task> tasks;
+  std::vector<int> forked;  // tiles that share blocks, group by group
   AlignedBuffer partials;
   std::unique_ptr<std::atomic<int64_t>[]> overflows;  // per work: row * num_q_heads + head, the smallest
   size_t overflows_size = 0;
@@ -85,10 +95,15 @@ struct AttentionBatch::State {
   const ShapeKernels& KernelsOf(const KvShape& shape);
   void AddTiles(int work);
   int TileRows(const AttentionWork& work) const;
+  void GroupForks();
+  void ShareRuns(size_t first, size_t count);
   void AddTasks(int tile, int64_t total_cost, size_t* partial_floats);
+  void AddStretches(const Task& whole, int64_t total_cost);
   void ReportOverflow(const PlannedTile& planned, int row);
   void RunWhole(PlannedTile& planned, TileScratch* scratch);
-  void RunSplit(PlannedTile& planned, const Task& task, TileScratch* scratch);
+  void RunSplit(PlannedTile& planned, int64_t run_begin, int64_t run_end, TileScratch* scratch);
+  void RunForks(const Task& task, TileScratch* scratch);
+  void RunsDone(PlannedTile& planned, int64_t runs, TileScratch* scratch);
   void Finish(PlannedTile& planned, TileScratch* scratch);
   void Write(PlannedTile& planned, const float* values, const RowSums* sums, TileScratch* scratch);
 };
@@ -138,25 +153,89 @@ void AttentionBatch::State::AddTiles(int index) {
   }
 }
 
+namespace {
+
+// Blocks of one run that both tiles see, all of them the same.
+bool SameFullRun(const Tile& x, const Tile& y, int64_t run) {
+  const int64_t begin = std::max(x.block_begin, run * kRunBlocks), end = (run + 1) * kRunBlocks;
+  if (end > x.block_end || end > y.block_end) return false;
+  return std::equal(x.Blocks() + begin, x.Blocks() + end, y.Blocks() + begin);
+}
+
+}  // namespace
+
+// Finds tiles that read the same blocks: forks of a sequence. A run that several share is computed for one after the
+// other while its blocks are in L2, so that they come from memory once.
+void AttentionBatch::State::GroupForks() {
+  forked.clear();
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const PlannedTile& planned = tiles[i];
+    const bool few_rows = planned.head_cost == 0 && planned.tile.work->weights == nullptr;
+    if (few_rows && planned.tile.block_end - planned.tile.block_begin >= kRunBlocks) forked.push_back(i);
+  }
+  const auto key = [this](int i) {
+    const Tile& tile = tiles[i].tile;
+    return std::tuple(reinterpret_cast<uintptr_t>(tile.Blocks()[tile.block_begin]), tile.block_begin, tile.kernels);
+  };
+  std::sort(forked.begin(), forked.end(), [&](int x, int y) { return std::pair(key(x), x) < std::pair(key(y), y); });
+  for (size_t first = 0; first < forked.size();) {
+    size_t next = first + 1;
+    while (next < forked.size() && key(forked[next]) == key(forked[first])) ++next;
+    if (next - first > 1) ShareRuns(first, next - first);
+    first = next;
+  }
+}
+
+void AttentionBatch::State::ShareRuns(size_t first, size_t count) {
+  const Tile& leader = tiles[forked[first]].tile;
+  int64_t end = leader.run_end();
+  for (size_t i = first + 1; i < first + count; ++i) {
+    int64_t run = leader.run_begin();
+    while (run < end && SameFullRun(leader, tiles[forked[i]].tile, run)) ++run;
+    end = run;
+  }
+  if (end == leader.run_begin()) return;
+  const int64_t blocks = end * kRunBlocks - leader.block_begin;
+  kv_bytes -= static_cast<int64_t>(count - 1) * blocks * static_cast<int64_t>(leader.kernels->layout().block_bytes);
+  for (size_t i = first; i < first + count; ++i) {
+    PlannedTile& planned = tiles[forked[i]];
+    planned.fork_group = first;
+    planned.forks = static_cast<int>(count);
+    planned.shared_end = end;
+  }
+}
+
 void AttentionBatch::State::AddTasks(int index, int64_t total_cost, size_t* partial_floats) {
   PlannedTile& planned = tiles[index];
   const int64_t split_above = total_cost / (kTilesPerThread * threads());
   const int64_t begin = planned.tile.run_begin(), end = planned.tile.run_end();
-  if (planned.cost <= split_above || end - begin <= 1 || planned.tile.work->weights != nullptr) {
-    tasks.push_back({index, false, begin, end, planned.cost});
+  const bool whole = planned.cost <= split_above || end - begin <= 1 || planned.tile.work->weights != nullptr;
+  if (whole && planned.forks == 0) {
+    tasks.push_back({index, 0, false, begin, end, planned.cost});
     return;
   }
   planned.partials = *partial_floats;
   planned.pending = static_cast<int>(end - begin);
   *partial_floats += (end - begin) * RunPlaces::PlaceFloats(planned.tile);
-  // Half of what is left each time: long stretches, whose prefetches run on into their next run, are begun first, and
-  // single runs are left to even out the end.
   const int64_t run_cost = std::max<int64_t>(1, planned.cost / (end - begin));
-  const int64_t longest = std::max<int64_t>(1, total_cost / (kStretchesPerThread * threads()) / run_cost);
-  for (int64_t run = begin; run < end;) {
-    const int64_t runs = std::clamp<int64_t>((end - run) / 2, 1, longest);
-    tasks.push_back({index, true, run, run + runs, runs * run_cost});
-    run += runs;
+  if (planned.forks > 0 && forked[planned.fork_group] == index) {
+    const int group = static_cast<int>(planned.fork_group);
+    AddStretches({group, planned.forks, true, begin, planned.shared_end, run_cost * planned.forks}, total_cost);
+  }
+  AddStretches({index, 0, true, planned.forks > 0 ? planned.shared_end : begin, end, run_cost}, total_cost);
+}
+
+// `whole` has the cost of one run. Half of what is left each time: long stretches, whose prefetches run on into their
+// next run, are begun first, and single runs are left to even out the end.
+void AttentionBatch::State::AddStretches(const Task& whole, int64_t total_cost) {
+  const int64_t longest = std::max<int64_t>(1, total_cost / (kStretchesPerThread * threads()) / whole.cost);
+  Task stretch = whole;
+  while (stretch.run_begin < whole.run_end) {
+    const int64_t runs = std::clamp<int64_t>((whole.run_end - stretch.run_begin) / 2, 1, longest);
+    stretch.run_end = stretch.run_begin + runs;
+    stretch.cost = runs * whole.cost;
+    tasks.push_back(stretch);
+    stretch.run_begin = stretch.run_end;
   }
 }
 
@@ -184,13 +263,24 @@ void AttentionBatch::State::RunWhole(PlannedTile& planned, TileScratch* scratch)
   Write(planned, scratch->values(), scratch->sums(), scratch);
 }
 
-void AttentionBatch::State::RunSplit(PlannedTile& planned, const Task& task, TileScratch* scratch) {
+void AttentionBatch::State::RunSplit(PlannedTile& planned, int64_t run_begin, int64_t run_end, TileScratch* scratch) {
   const Tile& tile = planned.tile;
   PackQueries(tile, scratch);
   const RunPlaces places =
       RunPlaces::Apart(tile, tile.run_begin(), partials.As<float>() + planned.partials, RunPlaces::PlaceFloats(tile));
-  ReportOverflow(planned, ComputeRuns(tile, task.run_begin, task.run_end, places, scratch));
-  const int done = static_cast<int>(task.run_end - task.run_begin);
+  ReportOverflow(planned, ComputeRuns(tile, run_begin, run_end, places, scratch));
+}
+
+void AttentionBatch::State::RunForks(const Task& task, TileScratch* scratch) {
+  const int* group = &forked[task.tile];
+  for (int64_t run = task.run_begin; run < task.run_end; ++run) {
+    for (int i = 0; i < task.forks; ++i) RunSplit(tiles[group[i]], run, run + 1, scratch);
+  }
+  for (int i = 0; i < task.forks; ++i) RunsDone(tiles[group[i]], task.run_end - task.run_begin, scratch);
+}
+
+void AttentionBatch::State::RunsDone(PlannedTile& planned, int64_t runs, TileScratch* scratch) {
+  const int done = static_cast<int>(runs);
   if (std::atomic_ref<int>(planned.pending).fetch_sub(done, std::memory_order_acq_rel) == done) {
     Finish(planned, scratch);
   }
@@ -244,6 +334,7 @@ int AttentionBatch::Plan() {
     s.overflows[i].store(std::numeric_limits<int64_t>::max(), std::memory_order_relaxed);
     s.AddTiles(static_cast<int>(i));
   }
+  s.GroupForks();
   int64_t total = 0;
   for (const PlannedTile& planned : s.tiles) total += planned.cost;
   size_t partial_floats = 0;
@@ -254,11 +345,14 @@ int AttentionBatch::Plan() {
   // A head's many tiles follow each other, for they read the same blocks: in turn with other heads' they would find
   // nothing in L2. Its last tiles are light ones, so the end is even all the same.
   std::sort(s.tasks.begin(), s.tasks.end(), [&s](const Task& x, const Task& y) {
-    const PlannedTile &x_tile = s.tiles[x.tile], &y_tile = s.tiles[y.tile];
-    const int64_t x_cost = x_tile.head_cost > 0 ? x_tile.head_cost : x.cost;
-    const int64_t y_cost = y_tile.head_cost > 0 ? y_tile.head_cost : y.cost;
+    const int64_t x_head = x.forks > 0 ? 0 : s.tiles[x.tile].head_cost,
+                  y_head = y.forks > 0 ? 0 : s.tiles[y.tile].head_cost;
+    const int64_t x_cost = x_head > 0 ? x_head : x.cost, y_cost = y_head > 0 ? y_head : y.cost;
     if (x_cost != y_cost) return x_cost > y_cost;
-    if (x_tile.head_cost > 0 && x_tile.head != y_tile.head) return x_tile.head < y_tile.head;
+    if (x_head > 0 && y_head > 0 && s.tiles[x.tile].head != s.tiles[y.tile].head) {
+      return s.tiles[x.tile].head < s.tiles[y.tile].head;
+    }
+    if (x.forks != y.forks) return x.forks > y.forks;
     if (x.cost != y.cost) return x.cost > y.cost;
     return x.tile != y.tile ? x.tile < y.tile : x.run_begin < y.run_begin;
   });
@@ -269,11 +363,14 @@ void AttentionBatch::Run(int task_index, int thread) {
   State& s = *state_;
   assert(task_index >= 0 && task_index < static_cast<int>(s.tasks.size()) && thread >= 0 && thread < s.threads());
   const Task& task = s.tasks[task_index];
-  PlannedTile& planned = s.tiles[task.tile];
+  PlannedTile& planned = s.tiles[task.forks > 0 ? s.forked[task.tile] : task.tile];
   TileScratch* scratch = &s.scratch[thread];
   const DenormalsFlushed flushed(planned.tile.kernels->flushes_denormals());
-  if (task.split) {
-    s.RunSplit(planned, task, scratch);
+  if (task.forks > 0) {
+    s.RunForks(task, scratch);
+  } else if (task.split) {
+    s.RunSplit(planned, task.run_begin, task.run_end, scratch);
+    s.RunsDone(planned, task.run_end - task.run_begin, scratch);
   } else {
     s.RunWhole(planned, scratch);
   }

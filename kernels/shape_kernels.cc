@@ -106,7 +106,7 @@ bool ShapeKernels::UseUkernels(bool bf16) {
     if (!StreamModeFits(mode)) continue;
     stream_mode_ = mode;
     const UkernelTrial::Outcome outcome = trial.Compare();
-    const int max_rows = mode == StreamMode::kAmx ? kMaxAmxStreamRows : kMaxStreamRows;
+    const int max_rows = mode == StreamMode::kTiles ? kMaxEmulatedRows : kMaxStreamRows;
     stream_rows_ = outcome == UkernelTrial::Outcome::kSameBits ? max_rows : 0;
     if (mode == StreamMode::kAmx && !right) continue;  // the same instructions twice prove nothing
     right |= outcome != UkernelTrial::Outcome::kWrong;

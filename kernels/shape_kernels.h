@@ -17,8 +17,8 @@ namespace attnd {
 
 inline constexpr int kMaxTileRows = 128;
 // Up to here one pass of the streaming kernel is memory-bound or close to it; beyond, the ukernel's tiling wins.
-inline constexpr int kMaxStreamRows = 8;
-inline constexpr int kMaxAmxStreamRows = 32;  // the same where AMX multiplies
+inline constexpr int kMaxStreamRows = 32;
+inline constexpr int kMaxEmulatedRows = 8;  // the same for kTiles, whose products cost FMAs instead of AMX's
 
 // What a thread keeps for the products.
 struct ProductScratch {

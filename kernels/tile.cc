@@ -25,7 +25,7 @@ RunBlocks BlocksOfRun(const Tile& tile, int64_t run) {
   const int64_t begin = std::max(tile.block_begin, run * kRunBlocks);
   const int64_t end = std::min(tile.block_end, (run + 1) * kRunBlocks);
   for (int64_t b = begin; b < end; ++b) {
-    const std::byte* block = tile.work->blocks[tile.kv_head * tile.work->num_blocks + b];
+    const std::byte* block = tile.Blocks()[b];
     if (block == nullptr) continue;
     result.blocks[result.slots] = block;
     result.first_keys[result.slots++] = b * kBlockTokens;

@@ -27,6 +27,7 @@ struct Tile {
     const int group = work->heads.group_size();
     return kv_head * group + static_cast<int>((first_row + row) % group);
   }
+  const std::byte* const* Blocks() const { return work->blocks + kv_head * work->num_blocks; }
   int64_t run_begin() const { return block_begin / kRunBlocks; }
   int64_t run_end() const { return (block_end + kRunBlocks - 1) / kRunBlocks; }
 };
