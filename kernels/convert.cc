@@ -19,7 +19,7 @@ template <DType kFrom>
 HWY_INLINE void Widen(const std::byte* from, size_t count, float* to) {
   const hn::ScalableTag<float> d;
   ForVectors(hn::Lanes(d), count,
-             [&](size_t i, size_t n) HWY_ATTR { hn::StoreN(LoadAsF32<kFrom>(d, from, i, n), d, to + i, n); });
+             [&](size_t i, size_t n) ATTND_STEP { hn::StoreN(LoadAsF32<kFrom>(d, from, i, n), d, to + i, n); });
 }
 
 void WidenBf16(const std::byte* from, size_t count, float* to) { Widen<DType::kBf16>(from, count, to); }
@@ -29,7 +29,7 @@ void NarrowBf16(const std::byte* from, size_t count, std::byte* to) {
   const hn::ScalableTag<float> d;
   const hn::RebindToUnsigned<decltype(d)> du;
   const hn::Rebind<uint16_t, decltype(d)> d16;
-  ForVectors(hn::Lanes(d), count, [&](size_t i, size_t n) HWY_ATTR {
+  ForVectors(hn::Lanes(d), count, [&](size_t i, size_t n) ATTND_STEP {
     const auto bits = RoundAnyBitsToBf16(du, hn::BitCast(du, LoadBytes(d, from + i * sizeof(float), n)));
     StoreBytes(d16, hn::TruncateTo(d16, hn::ShiftRight<16>(bits)), to + 2 * i, n);
   });
@@ -39,7 +39,7 @@ void NarrowF16(const float* from, size_t count, std::byte* to) {
   const hn::ScalableTag<float> d;
   const hn::Rebind<uint16_t, decltype(d)> d16;
   const hn::Rebind<hwy::float16_t, decltype(d)> df16;
-  ForVectors(hn::Lanes(d), count, [&](size_t i, size_t n) HWY_ATTR {
+  ForVectors(hn::Lanes(d), count, [&](size_t i, size_t n) ATTND_STEP {
     const auto half = hn::DemoteTo(df16, hn::LoadN(d, from + i, n));
     StoreBytes(d16, hn::BitCast(d16, half), to + 2 * i, n);
   });
@@ -50,7 +50,7 @@ void WidenPairsImpl(const uint16_t* from, size_t pairs, size_t columns, float* t
   const hn::RebindToUnsigned<decltype(d)> du;
   for (size_t p = 0; p < pairs; ++p, from += 2 * columns, to += 2 * columns) {
     const uint32_t* row = reinterpret_cast<const uint32_t*>(from);
-    ForVectors(hn::Lanes(d), columns, [&](size_t i, size_t n) HWY_ATTR {
+    ForVectors(hn::Lanes(d), columns, [&](size_t i, size_t n) ATTND_STEP {
       const auto pair = hn::LoadN(du, row + i, n);
       hn::StoreN(hn::BitCast(d, hn::ShiftLeft<16>(pair)), d, to + i, n);
       hn::StoreN(hn::BitCast(d, hn::And(pair, hn::Set(du, 0xFFFF0000u))), d, to + columns + i, n);

@@ -29,11 +29,11 @@ HWY_INLINE hn::Vec<D16> PackQuads(VF x0, VF x1) {
 float QuantizeQueryImpl(const float* x, int dim, int16_t* q) {
   const DF d;
   VF top = hn::Zero(d);
-  ForVectors(kLanes, dim, [&](size_t i, size_t n) HWY_ATTR { top = hn::Max(top, hn::Abs(hn::LoadN(d, x + i, n))); });
+  ForVectors(kLanes, dim, [&](size_t i, size_t n) ATTND_STEP { top = hn::Max(top, hn::Abs(hn::LoadN(d, x + i, n))); });
   const float largest = hn::ReduceMax(d, top), scale = largest / kMaxS16;
   const bool vanishes = !(scale >= FLT_MIN);
   const VF inverse = hn::Set(d, vanishes ? 0.0f : kMaxS16 / largest);
-  ForVectors(2 * kLanes, dim, [&](size_t i, size_t n) HWY_ATTR {
+  ForVectors(2 * kLanes, dim, [&](size_t i, size_t n) ATTND_STEP {
     const VF x0 = hn::LoadN(d, x + i, HWY_MIN(n, kLanes));
     const VF x1 = n > kLanes ? hn::LoadN(d, x + i + kLanes, n - kLanes) : hn::Zero(d);
     hn::StoreN(PackQuads(hn::Mul(x0, inverse), hn::Mul(x1, inverse)), D16(), q + i, (n + 3) & ~size_t{3});

@@ -18,6 +18,11 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+// For the lambdas below. They are called in two places, and a call per vector would cost more than the vector.
+#ifndef ATTND_STEP
+#define ATTND_STEP HWY_ATTR __attribute__((always_inline))
+#endif
+
 // Calls step(i, n) for every whole vector and once for the rest.
 template <class Step>
 HWY_INLINE void ForVectors(size_t lanes, size_t count, const Step& step) {

@@ -214,22 +214,21 @@ HWY_NOINLINE void StreamTileInt8(const StreamArgs& args, int row, int column, si
     const std::byte* a = args.a + row * args.a_row_bytes + piece * args.a_piece_bytes;
     for (int step = 0; step < args.steps; ++step, b += step_bytes) {
       PrefetchStep<kMode, kPrefetch>(args, step, ahead);
-      hn::Vec<decltype(d16)> even[kVectors], odd[kVectors];
+      hn::Vec<decltype(d16)> a_even[kRows], a_odd[kRows];
+      ATTND_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        a_even[r] = hn::BitCast(d16, hn::Set(di, LoadA<int32_t>(a + r * args.a_row_bytes, 2 * step)));
+        a_odd[r] = hn::BitCast(d16, hn::Set(di, LoadA<int32_t>(a + r * args.a_row_bytes, 2 * step + 1)));
+      }
       ATTND_UNROLL
       for (int v = 0; v < kVectors; ++v) {
         const auto bytes = hn::BitCast(d16, LoadB<kMode, kPartial>(b + v * kLanes * sizeof(int32_t), last));
-        even[v] = hn::ShiftRight<8>(hn::ShiftLeft<8>(bytes));
-        odd[v] = hn::ShiftRight<8>(bytes);
-      }
-      ATTND_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        const auto a_even = hn::BitCast(d16, hn::Set(di, LoadA<int32_t>(a + r * args.a_row_bytes, 2 * step)));
-        const auto a_odd = hn::BitCast(d16, hn::Set(di, LoadA<int32_t>(a + r * args.a_row_bytes, 2 * step + 1)));
+        const auto even = hn::ShiftRight<8>(hn::ShiftLeft<8>(bytes)), odd = hn::ShiftRight<8>(bytes);
+        VI unused = hn::Zero(di);
         ATTND_UNROLL
-        for (int v = 0; v < kVectors; ++v) {
-          VI unused = hn::Zero(di);
-          sums[r][v] = hn::ReorderWidenMulAccumulate(di, a_even, even[v], sums[r][v], unused);
-          sums[r][v] = hn::ReorderWidenMulAccumulate(di, a_odd, odd[v], sums[r][v], unused);
+        for (int r = 0; r < kRows; ++r) {
+          sums[r][v] = hn::ReorderWidenMulAccumulate(di, a_even[r], even, sums[r][v], unused);
+          sums[r][v] = hn::ReorderWidenMulAccumulate(di, a_odd[r], odd, sums[r][v], unused);
         }
       }
     }

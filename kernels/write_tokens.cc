@@ -51,7 +51,7 @@ HWY_INLINE VU LoadAs16(const std::byte* row, size_t i, size_t n) {
 // A row (of any 16-bit type) as 16-bit elements one after the other.
 template <KvDType kTo, DType kFrom>
 HWY_INLINE void Convert16(const std::byte* row, size_t count, std::byte* to) {
-  ForVectors(kLanes, count, [&](size_t i, size_t n) HWY_ATTR {
+  ForVectors(kLanes, count, [&](size_t i, size_t n) ATTND_STEP {
     StoreBytes(D16(), hn::TruncateTo(D16(), LoadAs16<kTo, kFrom>(row, i, n)), to + i * sizeof(uint16_t), n);
   });
 }
@@ -63,13 +63,13 @@ HWY_INLINE float QuantizeRow(const std::byte* row, size_t count, int8_t* to) {
   const DF d;
   auto top = hn::Zero(d);
   ForVectors(kLanes, count,
-             [&](size_t i, size_t n) HWY_ATTR { top = hn::Max(top, hn::Abs(LoadAsF32<kFrom>(d, row, i, n))); });
+             [&](size_t i, size_t n) ATTND_STEP { top = hn::Max(top, hn::Abs(LoadAsF32<kFrom>(d, row, i, n))); });
   constexpr float kLeast = 127 * 1.17549435e-38f;
   const float largest = hn::ReduceMax(d, top);
   const bool vanishes = largest < kLeast;
   const auto inverse = hn::Set(d, vanishes ? 0.0f : 127.0f / largest);
   const hn::Rebind<int8_t, DF> d8;
-  ForVectors(kLanes, count, [&](size_t i, size_t n) HWY_ATTR {
+  ForVectors(kLanes, count, [&](size_t i, size_t n) ATTND_STEP {
     const auto q = hn::NearestInt(hn::Mul(LoadAsF32<kFrom>(d, row, i, n), inverse));
     StoreBytes(d8, hn::DemoteTo(d8, q), reinterpret_cast<std::byte*>(to + i), n);
   });
@@ -129,7 +129,7 @@ template <KvDType kTo, DType kFrom>
 HWY_INLINE void PackToken(const std::byte* row, int dim, int units, uint32_t* to, float* scale) {
   if constexpr (kTo == KvDType::kF32) {
     const DF d;
-    ForVectors(kLanes, dim, [&](size_t i, size_t n) HWY_ATTR {
+    ForVectors(kLanes, dim, [&](size_t i, size_t n) ATTND_STEP {
       StoreBytes(d, LoadAsF32<kFrom>(d, row, i, n), reinterpret_cast<std::byte*>(to + i), n);
     });
   } else {
@@ -146,7 +146,7 @@ HWY_INLINE void PackToken(const std::byte* row, int dim, int units, uint32_t* to
 // Two rows' elements in pairs: to[i] = even[i] | odd[i] << 16.
 template <KvDType kTo, DType kFrom>
 HWY_INLINE void PackPairs(const std::byte* even, const std::byte* odd, size_t first, size_t count, uint32_t* to) {
-  ForVectors(kLanes, count, [&](size_t i, size_t n) HWY_ATTR {
+  ForVectors(kLanes, count, [&](size_t i, size_t n) ATTND_STEP {
     const VU low = LoadAs16<kTo, kFrom>(even, first + i, n);
     const VU high = hn::ShiftLeft<16>(LoadAs16<kTo, kFrom>(odd, first + i, n));
     StoreBytes(DU(), hn::Or(low, high), reinterpret_cast<std::byte*>(to + i), n);
@@ -206,7 +206,7 @@ void WriteVRows(const BlockLayout& layout, std::byte* block, int slot, int token
     const std::byte* from = v.data + p * kPanelColumns * DTypeBytes(kFrom);
     for (int t = 0; t < tokens; ++t, to += row_bytes, from += v.row_bytes) {
       if constexpr (kTo == KvDType::kF32) {
-        ForVectors(kLanes, width, [&](size_t i, size_t n) HWY_ATTR {
+        ForVectors(kLanes, width, [&](size_t i, size_t n) ATTND_STEP {
           StoreBytes(d, LoadAsF32<kFrom>(d, from, i, n), to + i * sizeof(float), n);
         });
       } else {
@@ -242,7 +242,7 @@ void WriteVPairs(const BlockLayout& layout, std::byte* block, int slot, int toke
         t += 2;
         continue;
       }
-      ForVectors(kLanes, width, [&](size_t i, size_t n) HWY_ATTR {
+      ForVectors(kLanes, width, [&](size_t i, size_t n) ATTND_STEP {
         MergeElements<16>(LoadAs16<kTo, kFrom>(from, column + i, n), place, units + i * sizeof(uint32_t), n);
       });
       ++t;
@@ -276,7 +276,7 @@ void WriteVQuads(const BlockLayout& layout, std::byte* block, int slot, int toke
         }
       }
       for (int r = place; r < place + n && done < width; ++r) {
-        ForVectors(kLanes, width - done, [&](size_t i, size_t m) HWY_ATTR {
+        ForVectors(kLanes, width - done, [&](size_t i, size_t m) ATTND_STEP {
           const auto bytes = LoadBytes(d8_units, reinterpret_cast<const std::byte*>(row(r) + done + i), m);
           MergeElements<8>(hn::PromoteTo(DU(), bytes), r, units + (done + i) * sizeof(uint32_t), m);
         });

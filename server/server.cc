@@ -48,7 +48,10 @@ absl::StatusOr<RpcOptions> MakeRpcOptions(const Options& options) {
   rpc.version = kVersion;
   rpc.isa = IsaName();
   rpc.onednn_version = OneDnnVersion();
-  rpc.kernel_paths = {{"KV_DTYPE_F32", KernelPath(KvDType::kF32)}, {"KV_DTYPE_BF16", KernelPath(KvDType::kBf16)}};
+  rpc.kernel_paths = {{"KV_DTYPE_F32", KernelPath(KvDType::kF32)},
+                      {"KV_DTYPE_BF16", KernelPath(KvDType::kBf16)},
+                      {"KV_DTYPE_F16", KernelPath(KvDType::kF16)},
+                      {"KV_DTYPE_INT8", KernelPath(KvDType::kInt8)}};
   rpc.max_message_bytes = options.max_message_bytes;
   rpc.max_inflight_bytes = options.max_inflight_bytes;
   if (options.auth_tokens_file.empty()) return rpc;

@@ -12,12 +12,22 @@
 namespace attnd::attnctl {
 namespace {
 
-// The values as the server stores them: the numeric contract is against those.
-void RoundAsStored(client::KvDType dtype, std::span<float> values) {
+// A row as INT8 holds it: elements of -127 to 127 times the row's scale, or zeros where that would be no normal number.
+void QuantizeRow(std::span<float> row) {
+  float largest = 0;
+  for (const float value : row) largest = std::max(largest, std::fabs(value));
+  const bool vanishes = largest < 127 * std::numeric_limits<float>::min();
+  for (float& value : row) value = vanishes ? 0 : largest / 127 * std::nearbyint(value * (127 / largest));
+}
+
+// Rows of `dim` values as the server stores them: the numeric contract is against those.
+void RoundAsStored(client::KvDType dtype, int dim, std::span<float> values) {
   if (dtype == client::KvDType::kBf16) {
     for (float& value : values) value = client::ToFloat(client::ToBFloat16(value));
   } else if (dtype == client::KvDType::kF16) {
     for (float& value : values) value = client::ToFloat(client::ToFloat16(value));
+  } else if (dtype == client::KvDType::kInt8) {
+    for (; !values.empty(); values = values.subspan(dim)) QuantizeRow(values.first(dim));
   }
 }
 
@@ -28,7 +38,7 @@ std::vector<float> HeadRows(const DemoOptions& options, const CheckTask& task, T
   for (int64_t j = 0; j < keys; ++j) {
     data.Fill((j * options.config.num_kv_heads + task.kv_head) * dim, std::span(rows).subspan(j * dim, dim));
   }
-  RoundAsStored(options.config.kv_dtype, rows);
+  RoundAsStored(options.config.kv_dtype, dim, rows);
   return rows;
 }
 
@@ -70,7 +80,7 @@ CheckResult RunCheck(const DemoOptions& options, const CheckTask& task) {
       const int64_t position = step.position + t;
       // The group's query heads lie side by side in a token's row.
       queries.Fill((position * c.num_q_heads + task.kv_head * group) * c.head_dim, q_stored);
-      if (c.kv_dtype == client::KvDType::kBf16) RoundAsStored(c.kv_dtype, q_stored);
+      if (c.kv_dtype == client::KvDType::kBf16) RoundAsStored(c.kv_dtype, c.head_dim, q_stored);
       std::copy(q_stored.begin(), q_stored.end(), q.begin());
       head.Attend(q, group, position + 1, softmax_scale, reference);
       const float* out = answer->As<float>().data() + (t * c.num_q_heads + task.kv_head * group) * value_dim;

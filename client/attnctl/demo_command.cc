@@ -30,7 +30,7 @@ struct Flags {
     flags->Int("value_dim", &value_dim, 0, 256, "dimension of V; 0: as head_dim");
     flags->Int("prefill", &prefill, 1, 1 << 24, "tokens of the prefill");
     flags->Int("decode", &decode, 0, 1 << 24, "tokens after it, one by one");
-    flags->Choice("kv", &kv, {"f32", "bf16"}, "how the server stores K and V");
+    flags->Choice("kv", &kv, {"f32", "bf16", "f16", "int8"}, "how the server stores K and V");
     flags->Int("seed", &seed, 0, int64_t{1} << 62, "of the pseudo-random tensors");
     flags->Switch("stream", &stream, "StepStream instead of unary Steps");
     flags->String("metrics", &metrics, "URL of the metrics page, to print its cache gauges as well");

@@ -11,11 +11,12 @@ int64_t BlockBytes(const client::SessionConfig& config) {
       return kBlockTokens * 4 * (head_dim + value_dim);
     // K is stored in pairs along head_dim, so an odd one is padded.
     case client::KvDType::kBf16:
-    case client::KvDType::kF16:
       return kBlockTokens * 2 * ((head_dim + 1) / 2 * 2 + value_dim);
-    // One f32 scale per token for K and one for V stand beside the block.
+    case client::KvDType::kF16:
+      return kBlockTokens * 2 * (head_dim + value_dim);
+    // K in quads, and an f32 scale per token for K and for V.
     case client::KvDType::kInt8:
-      return kBlockTokens * (head_dim + value_dim + 8);
+      return kBlockTokens * ((head_dim + 3) / 4 * 4 + value_dim + 8);
   }
   return 0;
 }

@@ -34,8 +34,7 @@ ModelFlags::ModelFlags(FlagSet* flags, const std::string& default_model) : model
   flags->Int("kv_heads", &kv_heads_, 0, 65536, "number of key and value heads");
   flags->Int("head_dim", &head_dim_, 0, 256, "dimension of Q and K");
   flags->Int("value_dim", &value_dim_, 0, 256, "dimension of V; 0: as head_dim");
-  flags->Choice("kv", &kv_, {"f32", "bf16", "f16", "int8"},
-                "how K and V are stored; servers of this version refuse f16 and int8");
+  flags->Choice("kv", &kv_, {"f32", "bf16", "f16", "int8"}, "how K and V are stored");
 }
 
 absl::StatusOr<client::SessionConfig> ModelFlags::Config() const {

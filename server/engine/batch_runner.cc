@@ -48,7 +48,7 @@ void WriteBlockRows(SegmentRun* run, int64_t begin, int64_t end, int head) {
 
 double AttendUs(const AttentionWork& w) {
   const double dims = w.shape.head_dim + w.shape.value_dim;
-  const double bytes = dims * w.num_keys * w.heads.num_kv_heads * (w.shape.dtype == KvDType::kF32 ? 4 : 2);
+  const double bytes = dims * w.num_keys * w.heads.num_kv_heads * static_cast<double>(KvElementBytes(w.shape.dtype));
   const double flops = 2.0 * dims * w.num_keys * w.heads.num_q_heads * w.num_queries;
   return std::max(bytes / kBytesPerUs, flops / kFlopsPerUs);
 }

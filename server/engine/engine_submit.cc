@@ -139,12 +139,6 @@ void EngineImpl::Submit(StepTask task) {
 
 void EngineImpl::SubmitAttend(AttendTask task) {
   absl::Status status;
-  const KvDType dtype = task.shape.dtype;
-  if (dtype != KvDType::kF32 && dtype != KvDType::kBf16) {
-    status = MakeError(absl::StatusCode::kInvalidArgument, "BAD_CONFIG",
-                       "kv_dtype F16 and INT8 are not available in this version: use F32 or BF16");
-    return task.done(status, absl::ZeroDuration(), absl::ZeroDuration());
-  }
   const BlockLayout layout(task.shape);
   const int64_t blocks = (task.num_keys + kBlockTokens - 1) / kBlockTokens * task.heads.num_kv_heads;
   const int64_t scratch = blocks * static_cast<int64_t>(layout.block_bytes);

@@ -15,21 +15,26 @@ namespace {
 
 constexpr int64_t kUnitElements = 1 << 16;
 
-// The least magnitude that rounds (to nearest, ties to even) beyond bfloat16's largest number. Infinities and NaN have
-// larger bits still.
-constexpr uint32_t kBf16OverflowBits = 0x7F7F8000;
+// The least magnitudes that round (to nearest, ties to even) beyond the largest number of a narrower type. Infinities
+// and NaN have larger bits still.
+constexpr uint32_t kF32BeyondBf16 = 0x7F7F8000;
+constexpr uint32_t kF32BeyondF16 = 0x477FF000;  // 65520
+constexpr uint16_t kBf16BeyondF16 = 0x4780;     // 65536, the next after 65280
 
-int64_t FindBeyondBf16(const std::byte* data, int64_t count) {
+// Index of the first element whose bits but for the sign are `beyond` or more, or -1.
+template <class Bits>
+int64_t FindBeyond(const std::byte* data, int64_t count, Bits beyond) {
+  constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
   constexpr int64_t kStride = 256;  // so that the loop inside is a vector loop without exits
   for (int64_t begin = 0; begin < count; begin += kStride) {
     const int64_t n = std::min(kStride, count - begin);
-    uint32_t bits[kStride];
-    std::memcpy(bits, data + begin * sizeof(uint32_t), n * sizeof(uint32_t));
-    uint32_t largest = 0;
-    for (int64_t i = 0; i < n; i++) largest = std::max(largest, bits[i] & 0x7FFFFFFF);
-    if (largest < kBf16OverflowBits) continue;
+    Bits bits[kStride];
+    std::memcpy(bits, data + begin * sizeof(Bits), n * sizeof(Bits));
+    Bits largest = 0;
+    for (int64_t i = 0; i < n; i++) largest = std::max<Bits>(largest, bits[i] & kMagnitude);
+    if (largest < beyond) continue;
     for (int64_t i = 0; i < n; i++) {
-      if ((bits[i] & 0x7FFFFFFF) >= kBf16OverflowBits) return begin + i;
+      if ((bits[i] & kMagnitude) >= beyond) return begin + i;
     }
   }
   return -1;
@@ -56,7 +61,9 @@ absl::Status EmptyRowError(int64_t row) {
 }  // namespace
 
 int64_t FindUnstorable(const std::byte* data, DType dtype, int64_t count, KvDType kv_dtype) {
-  if (dtype == DType::kF32 && kv_dtype == KvDType::kBf16) return FindBeyondBf16(data, count);
+  if (dtype == DType::kF32 && kv_dtype == KvDType::kBf16) return FindBeyond(data, count, kF32BeyondBf16);
+  if (dtype == DType::kF32 && kv_dtype == KvDType::kF16) return FindBeyond(data, count, kF32BeyondF16);
+  if (dtype == DType::kBf16 && kv_dtype == KvDType::kF16) return FindBeyond(data, count, kBf16BeyondF16);
   return FindNonFinite(data, dtype, count);
 }
 
@@ -78,8 +85,11 @@ void InputCheck::Check(Unit* unit) {
     return;
   }
   const TensorView& tensor = TensorOf(*unit);
-  const int64_t bad = FindUnstorable(tensor.data + unit->first_element * DTypeBytes(tensor.dtype), tensor.dtype,
-                                     unit->count, unit->run->layout->shape.dtype);
+  // Q is rounded as K and V are for BF16 only.
+  KvDType stored = unit->run->layout->shape.dtype;
+  if (unit->what == What::kQ && stored != KvDType::kBf16) stored = KvDType::kF32;
+  const int64_t bad =
+      FindUnstorable(tensor.data + unit->first_element * DTypeBytes(tensor.dtype), tensor.dtype, unit->count, stored);
   if (bad >= 0) unit->bad = unit->first_element + bad;
 }
 

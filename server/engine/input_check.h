@@ -16,7 +16,7 @@
 namespace attnd {
 
 // Index of the first of `count` elements that is infinite or NaN, or would become infinite when rounded to `kv_dtype`
-// (3.4e38 is a float, but no bfloat16); -1: none.
+// (3.4e38 is a float, but no bfloat16, and 65520 is no float16); -1: none.
 int64_t FindUnstorable(const std::byte* data, DType dtype, int64_t count, KvDType kv_dtype);
 
 class InputCheck {

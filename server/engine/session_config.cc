@@ -34,8 +34,8 @@ absl::Status CheckDims(const SessionConfig& c) {
   if (!in_range(c.shape.value_dim, kMaxHeadDim)) {
     return BadConfig(StrCat("value_dim must be 1 to ", kMaxHeadDim, ", got ", c.shape.value_dim));
   }
-  if (c.shape.dtype != KvDType::kF32 && c.shape.dtype != KvDType::kBf16) {
-    return BadConfig("kv_dtype F16 and INT8 are not available in this version: use F32 or BF16");
+  if (c.shape.dtype > KvDType::kInt8) {
+    return BadConfig(StrCat("kv_dtype ", static_cast<int>(c.shape.dtype), " is none of F32, BF16, F16 and INT8"));
   }
   return absl::OkStatus();
 }

@@ -15,6 +15,8 @@ grep -Eq '^ +attnd_kv_cache_used_bytes [1-9]' "$work/out" || fail "no cache gaug
 grep -q 'after closing them: 0 sessions, used 0 B' "$work/out" || fail "the cache is not empty: $(cat "$work/out")"
 expect 0 "$checked" "$bin/attnctl" demo "${small[@]}" --stream
 expect 0 'bound 1e-02: ok' "$bin/attnctl" demo "${small[@]}" --kv=bf16
+expect 0 'bound 1e-02: ok' "$bin/attnctl" demo "${small[@]}" --kv=f16
+expect 0 'bound 3e-02: ok' "$bin/attnctl" demo "${small[@]}" --kv=int8
 expect 0 'bound 1e-05: ok' "$bin/attnctl" demo "${small[@]}" --head_dim=80 --value_dim=33 --q_heads=14 --kv_heads=2
 expect 0 'sessions, used 0 B' "$bin/attnctl" demo --sessions=1 --layers=1 --prefill=1 --decode=0
 

@@ -77,7 +77,7 @@ TEST_F(ServerTest, InfoDescribesTheServer) {
   EXPECT_EQ(info.max_message_bytes(), 64 << 20);
   EXPECT_GT(info.kv_cache_capacity_bytes(), 60 << 20);
   EXPECT_LE(info.kv_cache_capacity_bytes(), 64 << 20);
-  EXPECT_EQ(info.kernel_paths().size(), 2u);
+  EXPECT_EQ(info.kernel_paths().size(), 4u);
   EXPECT_FALSE(info.draining());
 }
 

@@ -55,6 +55,28 @@ TEST_F(SessionTest, StepAppendsAndAttends) {
   EXPECT_GT(session.time_to_live().seconds(), 0);
 }
 
+// What a session of each KV dtype holds, and what it cannot hold.
+TEST_F(SessionTest, EveryKvDType) {
+  StartServer();
+  for (const auto dtype : {v1::KV_DTYPE_F32, v1::KV_DTYPE_BF16, v1::KV_DTYPE_F16, v1::KV_DTYPE_INT8}) {
+    v1::SessionConfig config = MeanConfig();
+    config.set_kv_dtype(dtype);
+    const std::string id = Create(config);
+    EXPECT_EQ(Mean(id, {1}), Floats({1}));
+    EXPECT_EQ(Mean(id, {2, 3}), Floats({1.5, 2}));
+    EXPECT_EQ(Get(id).config().kv_dtype(), dtype);
+    // head_dim and value_dim are 1: K in pairs or quads, and INT8's scales.
+    const int64_t token_bytes = dtype == v1::KV_DTYPE_F32 ? 8 : dtype == v1::KV_DTYPE_BF16 ? 6 : 4;
+    EXPECT_EQ(Get(id).used_bytes(), 64 * (dtype == v1::KV_DTYPE_INT8 ? 4 + 1 + 8 : token_bytes));
+    if (dtype == v1::KV_DTYPE_F16) {
+      const grpc::Status status = MeanError(id, {1, 65520});
+      EXPECT_EQ(ReasonOf(status), "NOT_FINITE");
+      EXPECT_NE(status.error_message().find("v row 1, head 0, element 0 is beyond the range"), std::string::npos);
+    }
+    EXPECT_EQ(Get(id).length(), 3);
+  }
+}
+
 TEST_F(SessionTest, S01_LifecycleErrorsSayWhichOneItIs) {
   StartServer();
   EXPECT_EQ(MeanError("00000000000000000000000000000000", {1}).error_code(), StatusCode::NOT_FOUND);

@@ -37,7 +37,7 @@ TEST_F(ValidationTest, OptionsOutOfRange) {
   bad.mutable_q()->set_dtype(static_cast<v1::DType>(17));
   Refused(bad);
   bad = good;
-  bad.set_kv_dtype(v1::KV_DTYPE_INT8);
+  bad.set_kv_dtype(static_cast<v1::KvDType>(17));
   Refused(bad);
   bad = good;
   bad.mutable_mask()->set_rows(1);
@@ -142,7 +142,6 @@ TEST_F(ValidationTest, V03_ConfigurationsBeyondReasonAreRefused) {
            [](v1::SessionConfig* c) { c->add_layer_windows(1), c->add_layer_windows(1); },
            [](v1::SessionConfig* c) { c->add_layer_windows(-1); },
            [](v1::SessionConfig* c) { c->mutable_ttl()->set_seconds(-5); },
-           [](v1::SessionConfig* c) { c->set_kv_dtype(v1::KV_DTYPE_INT8); },
            [](v1::SessionConfig* c) { c->set_kv_dtype(static_cast<v1::KvDType>(99)); },
        }) {
     grpc::ClientContext context;

@@ -178,7 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", default="127.0.0.1:50051", metavar="HOST:PORT")
     parser.add_argument("--tokens", type=int, default=64, help="to generate for each prompt")
-    parser.add_argument("--kv_dtype", default="f32", choices=("f32", "bf16"), help="how attnd stores K and V")
+    parser.add_argument(
+        "--kv_dtype", default="f32", choices=("f32", "bf16", "f16", "int8"), help="how attnd stores K and V"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of torch, for everything but attention in attnd")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

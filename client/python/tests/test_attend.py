@@ -13,6 +13,7 @@ import attnd
 
 F32_ERROR = 1e-5
 HALF_ERROR = 1e-2
+INT8_ERROR = 4e-2  # against the values as given: storing them costs too
 
 
 def tensors(queries: int, keys: int, q_heads: int, kv_heads: int, dim: int, value_dim: int) -> tuple[Any, Any, Any]:
@@ -87,11 +88,11 @@ def test_answers_come_in_q_dtype(client: attnd.Client, dtype: type, error: float
     assert client.attend(q, k, v, out_dtype="f32").out.dtype == np.float32
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "f16", "int8"])
 def test_kv_dtype_is_the_arithmetic(client: attnd.Client, kv_dtype: str) -> None:
     q, k, v = tensors(9, 200, q_heads=4, kv_heads=2, dim=64, value_dim=64)
     error = reference.relative_error(client.attend(q, k, v, kv_dtype=kv_dtype).out, reference.attend(q, k, v)[0])
-    assert error <= (F32_ERROR if kv_dtype == "f32" else HALF_ERROR)
+    assert error <= {"f32": F32_ERROR, "int8": INT8_ERROR}.get(kv_dtype, HALF_ERROR)
 
 
 def test_layouts_give_the_same_answer(client: attnd.Client) -> None:

@@ -84,8 +84,10 @@ TEST(Estimate, UnequalAndOddDims) {
   EXPECT_EQ(EstimateCost(config, 1, 1, client::DType::kF32).request_bytes, 4 * (6 * 7 + 3 * 12));
   config.kv_dtype = client::KvDType::kBf16;
   EXPECT_EQ(EstimateCost(config, 1, 1, client::DType::kF32).block_bytes, 64 * 2 * (8 + 5));  // K in pairs
+  config.kv_dtype = client::KvDType::kF16;
+  EXPECT_EQ(EstimateCost(config, 1, 1, client::DType::kF32).block_bytes, 64 * 2 * (7 + 5));
   config.kv_dtype = client::KvDType::kInt8;
-  EXPECT_EQ(EstimateCost(config, 1, 1, client::DType::kF32).block_bytes, 64 * (12 + 8));  // scales
+  EXPECT_EQ(EstimateCost(config, 1, 1, client::DType::kF32).block_bytes, 64 * (8 + 5 + 8));  // K in quads, scales
 }
 
 // ---- problems

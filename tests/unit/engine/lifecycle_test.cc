@@ -91,7 +91,7 @@ TEST(Lifecycle, K12BadConfigsCreateNothing) {
   refuse([](SessionConfig* c) { c->num_layers = 1025; }, "1025");
   refuse([](SessionConfig* c) { c->shape.head_dim = 257; }, "257");
   refuse([](SessionConfig* c) { c->shape.value_dim = 0; }, "value_dim");
-  refuse([](SessionConfig* c) { c->shape.dtype = KvDType::kInt8; }, "not available");
+  refuse([](SessionConfig* c) { c->shape.dtype = static_cast<KvDType>(17); }, "kv_dtype 17");
   refuse([](SessionConfig* c) { c->softmax_scale = kNan; }, "softmax_scale");
   refuse([](SessionConfig* c) { c->softcap = -1; }, "softcap");
   refuse([](SessionConfig* c) { c->layer_windows = {1, 1}; }, "layer_windows");
@@ -179,17 +179,28 @@ TEST(Lifecycle, ScoresBeyondFloatAreRefused) {
   EXPECT_THAT(h.Mean(id, {6}).out, ElementsAre(3));
 }
 
-// A finite float that is no finite bfloat16.
+// Finite floats that are no finite bfloat16, or float16.
 TEST(Lifecycle, ValuesBeyondTheCachesTypeAreRefused) {
   Harness h;
+  for (const auto& [dtype, fits, beyond] :
+       {std::tuple{KvDType::kBf16, 3.38e38f, 3.4e38f}, {KvDType::kF16, 65519.9f, -65520.0f}}) {
+    SessionConfig config = TinyConfig();
+    config.shape.dtype = dtype;
+    const std::string id = h.Create(config);
+    EXPECT_THAT(h.Mean(id, {1, 2, 3}).out, ElementsAre(1, 1.5, 2));
+    const StepAnswer answer = h.Mean(id, {1, beyond});
+    EXPECT_EQ(answer.reason(), "NOT_FINITE");
+    EXPECT_THAT(std::string(answer.status.message()), HasSubstr("v row 1, head 0, element 0 is beyond the range"));
+    EXPECT_THAT(h.Mean(id, {6}).out, ElementsAre(3));
+    EXPECT_TRUE(h.Mean(h.Create(config), {fits}).status.ok());
+    // Q is rounded for bfloat16 only.
+    StepArgs args = Harness::MeanArgs(h.Create(config), {5});
+    args.q = {beyond};
+    EXPECT_EQ(h.Step(args).reason(), dtype == KvDType::kBf16 ? "NOT_FINITE" : "");
+  }
   SessionConfig config = TinyConfig();
-  config.shape.dtype = KvDType::kBf16;
-  const std::string id = h.Create(config);
-  EXPECT_THAT(h.Mean(id, {1, 2, 3}).out, ElementsAre(1, 1.5, 2));
-  const StepAnswer answer = h.Mean(id, {1, 3.4e38f});
-  EXPECT_EQ(answer.reason(), "NOT_FINITE");
-  EXPECT_THAT(std::string(answer.status.message()), HasSubstr("v row 1, head 0, element 0 is beyond the range"));
-  EXPECT_THAT(h.Mean(id, {6}).out, ElementsAre(3));
+  config.shape.dtype = KvDType::kInt8;  // its scales are floats
+  EXPECT_THAT(h.Mean(h.Create(config), {3e38f}).out, ElementsAre(testing::FloatNear(3e38f, 1e32f)));
 }
 
 TEST(Lifecycle, S09ARetryIsAReplay) {

@@ -96,8 +96,7 @@ class Client:
             alibi_slopes: per query head.
             query_offset: position of the first query among the keys.
             empty_rows: a query that sees no key: "reject" or "zero".
-            kv_dtype: compute as a session of that dtype would: "f32" or "bf16" ("f16" and "int8": refused by servers
-                of this version).
+            kv_dtype: compute as a session of that dtype would: "f32", "bf16", "f16" or "int8".
             out_dtype: "f32", "bf16" or "f16"; None: Q's.
 
         Raises:

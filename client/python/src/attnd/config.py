@@ -48,7 +48,7 @@ class SessionConfig:
         num_layers: 1 to 1024.
         num_kv_heads: None: num_q_heads.
         value_dim: of V, 1 to 256; None: head_dim.
-        kv_dtype: how K and V are stored: "f32" or "bf16" ("f16" and "int8": refused by servers of this version).
+        kv_dtype: how K and V are stored: "f32", "bf16", "f16" or "int8".
         scale: of the scores before the softmax; None: 1 / sqrt(head_dim).
         softcap: softcap * tanh(score / softcap), > 0.
         causal: None: yes.

@@ -29,7 +29,7 @@ class RemoteCache(Cache):
     Args:
         model: a transformers model whose attention goes through the attention interface.
         server: "host:port", or an ``attnd.Client``, which the cache then does not close.
-        kv_dtype: how K and V are stored: "f32" or "bf16" ("f16" and "int8": refused by servers of this version).
+        kv_dtype: how K and V are stored: "f32", "bf16", "f16" or "int8".
         max_tokens: longest row; None: as the server's cache allows.
         ttl: seconds of idleness after which the rows expire; None: the server's.
         reserve_tokens: cache memory taken at once for this many tokens of every row.
