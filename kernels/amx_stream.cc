@@ -1,25 +1,41 @@
 #include "kernels/amx_stream.h"
 
+#include <algorithm>
 #include <cassert>
 
+#include "kernels/block_layout.h"
 #include "kernels/isa.h"
 
-#if ATTND_HAVE_AMX
+#if defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 11)
+#define ATTND_HAVE_AMX 1
 #include <immintrin.h>
+#else
+#define ATTND_HAVE_AMX 0
 #endif
 
 namespace attnd {
+namespace {
 
-int AmxPassRows(int rows) {
-  const int passes = (rows + kAmxRows - 1) / kAmxRows;
-  return (rows + passes - 1) / passes;
+constexpr int TileRowsOf(StreamMode mode) { return mode == StreamMode::kAmxInt8 ? 2 : 1; }
+
+// Rows of A in each of the fewest passes.
+int PassTileRows(StreamMode mode, int rows) {
+  const int per_row = TileRowsOf(mode), most = kAmxRows / per_row;
+  const int passes = (rows + most - 1) / most;
+  return (rows + passes - 1) / passes * per_row;
 }
 
-int AmxPaddedRows(int rows) { return (rows + kAmxRows - 1) / kAmxRows * AmxPassRows(rows); }
+}  // namespace
+
+int AmxPaddedRows(StreamMode mode, int rows) {
+  const int pass_rows = PassTileRows(mode, rows) / TileRowsOf(mode);
+  return (rows + pass_rows - 1) / pass_rows * pass_rows;
+}
 
 #if ATTND_HAVE_AMX
 namespace {
 
+#define ATTND_AMX __attribute__((target("amx-tile,amx-bf16,amx-int8")))
 #define ATTND_ALWAYS_INLINE inline __attribute__((always_inline))
 
 // Tiles 0..3 hold C, one for every 16 columns; 4 is A; 5, 6 and 7 are B in turn, so that a load need not wait for the
@@ -57,12 +73,16 @@ static_assert(PrefetchSteps(StreamMode::kAmx) * 2 == kAmxChunkSteps && kPrefetch
   do {                                                                                           \
     if constexpr (kPrefetch) PrefetchTile(ahead, chunk, group);                                  \
     _tile_loadd(b_tile, b + (group) * TileConfig::kTileBytes, kGroups * TileConfig::kTileBytes); \
-    _tile_dpbf16ps(group, 4, b_tile);                                                            \
+    if constexpr (kMode == StreamMode::kAmx) {                                                   \
+      _tile_dpbf16ps(group, 4, b_tile);                                                          \
+    } else {                                                                                     \
+      _tile_dpbssd(group, 4, b_tile);                                                            \
+    }                                                                                            \
   } while (false)
 
-// One pass over B: up to 16 rows and 16 * kGroups columns.
-template <int kGroups, bool kPrefetch>
-ATTND_AMX void Pass(const StreamArgs& args, const std::byte* rows, float* c) {
+// One pass over B: a tile of rows and 16 * kGroups columns, to c with rows c_bytes apart.
+template <StreamMode kMode, int kGroups, bool kPrefetch>
+ATTND_AMX void Pass(const StreamArgs& args, const std::byte* rows, void* c, size_t c_bytes) {
   _tile_zero(0);
   if constexpr (kGroups > 1) _tile_zero(1);
   if constexpr (kGroups > 2) _tile_zero(2);
@@ -83,25 +103,42 @@ ATTND_AMX void Pass(const StreamArgs& args, const std::byte* rows, float* c) {
     }
     if constexpr (kPrefetch) ahead += 2 * chunks;
   }
-  const size_t c_bytes = args.c_ld * sizeof(float);
-  _tile_stored(0, c, c_bytes);
-  if constexpr (kGroups > 1) _tile_stored(1, c + 16, c_bytes);
-  if constexpr (kGroups > 2) _tile_stored(2, c + 32, c_bytes);
-  if constexpr (kGroups > 3) _tile_stored(3, c + 48, c_bytes);
+  std::byte* to = static_cast<std::byte*>(c);
+  _tile_stored(0, to, c_bytes);
+  if constexpr (kGroups > 1) _tile_stored(1, to + TileConfig::kTileBytes, c_bytes);
+  if constexpr (kGroups > 2) _tile_stored(2, to + 2 * TileConfig::kTileBytes, c_bytes);
+  if constexpr (kGroups > 3) _tile_stored(3, to + 3 * TileConfig::kTileBytes, c_bytes);
 }
 
-template <int kGroups>
+template <StreamMode kMode, int kGroups>
 void AllRows(const StreamArgs& args) {
-  const int pass_rows = AmxPassRows(args.rows);
+  constexpr int kPerRow = TileRowsOf(kMode);
+  const int pass_rows = PassTileRows(kMode, args.rows) / kPerRow;
   for (int row = 0; row < args.rows; row += pass_rows) {
-    const std::byte* a = args.a + row * args.a_row_bytes;
-    float* c = args.c + row * args.c_ld;
+    const std::byte* a = args.a + row * kPerRow * args.a_row_bytes;
     // Only the first pass prefetches: the others find B in L1 or L2.
-    if (row == 0 && args.ahead != nullptr) {
-      Pass<kGroups, true>(args, a, c);
+    const auto pass = row == 0 && args.ahead != nullptr ? Pass<kMode, kGroups, true> : Pass<kMode, kGroups, false>;
+    if constexpr (kMode == StreamMode::kAmx) {
+      pass(args, a, args.c + row * args.c_ld, args.c_ld * sizeof(float));
     } else {
-      Pass<kGroups, false>(args, a, c);
+      alignas(64) int32_t sums[kAmxRows * kBlockTokens];
+      pass(args, a, sums, kBlockTokens * sizeof(int32_t));
+      JoinHalves(sums, args, row, std::min(pass_rows, args.rows - row));
     }
+  }
+}
+
+template <StreamMode kMode>
+void Product(const StreamArgs& args) {
+  switch (args.columns / kAmxColumns) {
+    case 1:
+      return AllRows<kMode, 1>(args);
+    case 2:
+      return AllRows<kMode, 2>(args);
+    case 3:
+      return AllRows<kMode, 3>(args);
+    default:
+      return AllRows<kMode, 4>(args);
   }
 }
 
@@ -109,33 +146,21 @@ void AllRows(const StreamArgs& args) {
 
 bool AmxStreamAvailable() { return OneDnnHasAmx(); }
 
-const void* AmxConfig(int pass_rows) {
-  assert(pass_rows >= 1 && pass_rows <= kAmxRows);
-  return &kConfigs[pass_rows - 1];
-}
+const void* AmxConfig(StreamMode mode, int rows) { return &kConfigs[PassTileRows(mode, rows) - 1]; }
 
 ATTND_AMX void AmxLoad(const void* config) { _tile_loadconfig(config); }
 
-void AmxStreamProduct(const StreamArgs& args) {
+void AmxStreamProduct(StreamMode mode, const StreamArgs& args) {
   assert(args.steps % kAmxChunkSteps == 0 && args.columns % kAmxColumns == 0);
-  switch (args.columns / kAmxColumns) {
-    case 1:
-      return AllRows<1>(args);
-    case 2:
-      return AllRows<2>(args);
-    case 3:
-      return AllRows<3>(args);
-    default:
-      return AllRows<4>(args);
-  }
+  mode == StreamMode::kAmx ? Product<StreamMode::kAmx>(args) : Product<StreamMode::kAmxInt8>(args);
 }
 
 #else
 
 bool AmxStreamAvailable() { return false; }
-const void* AmxConfig(int) { return nullptr; }
+const void* AmxConfig(StreamMode, int) { return nullptr; }
 void AmxLoad(const void*) {}
-void AmxStreamProduct(const StreamArgs&) {}
+void AmxStreamProduct(StreamMode, const StreamArgs&) {}
 
 #endif
 

@@ -1,6 +1,7 @@
 #include "kernels/quantize.h"
 
 #include <cfloat>
+#include <cstring>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/quantize.cc"
@@ -20,13 +21,24 @@ using D16 = hn::Repartition<int16_t, DF>;
 
 constexpr size_t kLanes = hn::MaxLanes(DF());
 
-// Two neighbouring vectors, rounded.
-HWY_INLINE hn::Vec<D16> PackQuads(VF x0, VF x1) {
-  const auto q = hn::OrderedDemote2To(D16(), hn::NearestInt(x0), hn::NearestInt(x1));
-  return hn::Per4LaneBlockShuffle<3, 1, 2, 0>(q);
+// Stores two neighbouring vectors, rounded, `n` elements of them, as elements i and following of a row.
+template <S16Form kForm>
+HWY_INLINE void StoreS16(VF x0, VF x1, size_t i, size_t n, std::byte* row, std::byte* low_row) {
+  const D16 d16;
+  const auto q = hn::OrderedDemote2To(d16, hn::NearestInt(x0), hn::NearestInt(x1));
+  if constexpr (kForm == S16Form::kQuads) {
+    hn::StoreN(hn::Per4LaneBlockShuffle<3, 1, 2, 0>(q), d16, reinterpret_cast<int16_t*>(row) + i, n);
+  } else {
+    const hn::Rebind<int8_t, D16> d8;
+    const auto high = hn::ShiftRight<8>(hn::Add(q, hn::Set(d16, 128)));
+    const auto low = hn::Sub(q, hn::ShiftLeft<8>(high));
+    hn::StoreN(hn::DemoteTo(d8, high), d8, reinterpret_cast<int8_t*>(row) + i, n);
+    hn::StoreN(hn::DemoteTo(d8, low), d8, reinterpret_cast<int8_t*>(low_row) + i, n);
+  }
 }
 
-float QuantizeQueryImpl(const float* x, int dim, int16_t* q) {
+template <S16Form kForm>
+HWY_INLINE float QuantizeQueryAs(const float* x, int dim, std::byte* q) {
   const DF d;
   VF top = hn::Zero(d);
   ForVectors(kLanes, dim, [&](size_t i, size_t n) ATTND_STEP { top = hn::Max(top, hn::Abs(hn::LoadN(d, x + i, n))); });
@@ -36,12 +48,18 @@ float QuantizeQueryImpl(const float* x, int dim, int16_t* q) {
   ForVectors(2 * kLanes, dim, [&](size_t i, size_t n) ATTND_STEP {
     const VF x0 = hn::LoadN(d, x + i, HWY_MIN(n, kLanes));
     const VF x1 = n > kLanes ? hn::LoadN(d, x + i + kLanes, n - kLanes) : hn::Zero(d);
-    hn::StoreN(PackQuads(hn::Mul(x0, inverse), hn::Mul(x1, inverse)), D16(), q + i, (n + 3) & ~size_t{3});
+    StoreS16<kForm>(hn::Mul(x0, inverse), hn::Mul(x1, inverse), i, (n + 3) & ~size_t{3}, q, q + dim);
   });
   return vanishes ? 0.0f : scale;
 }
 
-float QuantizeWeightsImpl(float* weights, int slots, const float* const* v_scales) {
+float QuantizeQueryImpl(const float* x, int dim, S16Form form, std::byte* q) {
+  return form == S16Form::kQuads ? QuantizeQueryAs<S16Form::kQuads>(x, dim, q)
+                                 : QuantizeQueryAs<S16Form::kHalves>(x, dim, q);
+}
+
+template <S16Form kForm>
+HWY_INLINE float QuantizeWeightsAs(float* weights, int slots, const float* const* v_scales) {
   const DF d;
   VF top = hn::Zero(d);
   for (int slot = 0; slot < slots; ++slot) {
@@ -57,12 +75,19 @@ float QuantizeWeightsImpl(float* weights, int slots, const float* const* v_scale
   const float lift = largest < 0x1p-64f ? 0x1p64f : 1.0f;
   const float inverse = largest == 0 ? 0.0f : kMaxS16 / (largest * lift);
   const VF vlift = hn::Set(d, lift), vinverse = hn::Set(d, inverse);
-  int16_t* to = reinterpret_cast<int16_t*>(weights);  // never beyond what was read
+  std::byte* to = reinterpret_cast<std::byte*>(weights);  // never beyond what was read, but for lo, which waits
+  HWY_ALIGN std::byte low[kRunTokens];
   for (size_t i = 0; i < static_cast<size_t>(slots) * kBlockTokens; i += 2 * kLanes) {
     const VF w0 = hn::Mul(hn::Load(d, weights + i), vlift), w1 = hn::Mul(hn::Load(d, weights + i + kLanes), vlift);
-    hn::StoreU(PackQuads(hn::Mul(w0, vinverse), hn::Mul(w1, vinverse)), D16(), to + i);
+    StoreS16<kForm>(hn::Mul(w0, vinverse), hn::Mul(w1, vinverse), i, 2 * kLanes, to, low);
   }
+  if constexpr (kForm == S16Form::kHalves) std::memcpy(to + kWeightHalf, low, slots * kBlockTokens);
   return largest / kMaxS16;
+}
+
+float QuantizeWeightsImpl(float* weights, int slots, const float* const* v_scales, S16Form form) {
+  return form == S16Form::kQuads ? QuantizeWeightsAs<S16Form::kQuads>(weights, slots, v_scales)
+                                 : QuantizeWeightsAs<S16Form::kHalves>(weights, slots, v_scales);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -78,14 +103,14 @@ HWY_EXPORT(QuantizeWeightsImpl);
 
 }  // namespace
 
-float QuantizeQuery(const float* x, int dim, int16_t* q) {
+float QuantizeQuery(const float* x, int dim, S16Form form, std::byte* q) {
   InitIsa();
-  return HWY_DYNAMIC_DISPATCH(QuantizeQueryImpl)(x, dim, q);
+  return HWY_DYNAMIC_DISPATCH(QuantizeQueryImpl)(x, dim, form, q);
 }
 
-float QuantizeWeights(float* weights, int slots, const float* const* v_scales) {
+float QuantizeWeights(float* weights, int slots, const float* const* v_scales, S16Form form) {
   InitIsa();
-  return HWY_DYNAMIC_DISPATCH(QuantizeWeightsImpl)(weights, slots, v_scales);
+  return HWY_DYNAMIC_DISPATCH(QuantizeWeightsImpl)(weights, slots, v_scales, form);
 }
 
 }  // namespace attnd

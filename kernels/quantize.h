@@ -3,9 +3,11 @@
 #ifndef ATTND_KERNELS_QUANTIZE_H_
 #define ATTND_KERNELS_QUANTIZE_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/block_layout.h"
+#include "kernels/softmax.h"
 
 namespace attnd {
 
@@ -15,15 +17,20 @@ inline constexpr int kMaxS8 = 127;
 static_assert(int64_t{kMaxS16} * kMaxS8 * kMaxHeadDim <= INT32_MAX, "a score's sum must not overflow");
 static_assert(int64_t{kMaxS16} * kMaxS8 * kRunTokens <= INT32_MAX, "a value's sum must not overflow");
 
-// Both write quads in the order 0 2 1 3 (see StreamMode::kInt8), rounded to nearest, ties to even.
+// How the products want them; rounded to nearest, ties to even, in both.
+enum class S16Form : uint8_t {
+  kQuads,   // StreamMode::kInt8: quads in the order 0 2 1 3
+  kHalves,  // StreamMode::kAmxInt8: x = 256 * hi + lo as s8; first a row of hi, then one of lo
+};
 
 // x is about scale * q with scale = max|x| / kMaxS16, which is returned; all is zero where it would not be a normal
-// number. Writes whole quads, padded with zeros.
-float QuantizeQuery(const float* x, int dim, int16_t* q);
+// number. Writes whole quads, padded with zeros: two bytes an element, in kHalves dim bytes of hi and then dim of lo.
+float QuantizeQuery(const float* x, int dim, S16Form form, std::byte* q);
 
 // A row's weights (f32, `slots` blocks of 64) times the scales of V of each block; s16 in their place, packed from the
-// row's start. Returns the scale.
-float QuantizeWeights(float* weights, int slots, const float* const* v_scales);
+// row's start, or lo from kWeightHalf bytes behind it. Returns the scale.
+inline constexpr size_t kWeightHalf = kStripLd * sizeof(float) / 2;
+float QuantizeWeights(float* weights, int slots, const float* const* v_scales, S16Form form);
 
 }  // namespace attnd
 

@@ -86,6 +86,7 @@ ShapeKernels::ShapeKernels(const KvShape& shape) : layout_(shape) {
   widens_ = shape.dtype == KvDType::kBf16 || shape.dtype == KvDType::kF16;
   stream_mode_ = PlainMode(shape.dtype);
   if (!quantizes() && UseUkernels(/*bf16=*/false)) return;
+  if (quantizes() && StreamModeFits(StreamMode::kAmxInt8)) stream_mode_ = StreamMode::kAmxInt8;
   stream_rows_ = kMaxTileRows;
 }
 
@@ -120,7 +121,7 @@ bool ShapeKernels::StreamModeFits(StreamMode mode) const {
   if (!StreamModeAvailable(mode)) return false;
   // Whole tiles only: shapes with a rest go to kTiles, which gives the same bits.
   const bool whole = ScoreSteps() % kAmxChunkSteps == 0 && layout_.shape.value_dim % kAmxColumns == 0;
-  return mode != StreamMode::kAmx || whole;
+  return !IsAmx(mode) || whole;
 }
 
 bool ShapeKernels::CreateUkernels(bool bf16) {
@@ -156,7 +157,7 @@ WeightFormat ShapeKernels::WeightFormatOf(int rows) const {
 }
 
 int ShapeKernels::PaddedRows(int rows) const {
-  if (Streams(rows)) return stream_mode_ == StreamMode::kAmx ? AmxPaddedRows(rows) : rows;
+  if (Streams(rows)) return IsAmx(stream_mode_) ? AmxPaddedRows(stream_mode_, rows) : rows;
   // A few rows too many cost less than a second or third call for the remainder. An AMX tile has 16 rows.
   if (bf16_ukernels_ && rows <= 16) return static_cast<int>(std::bit_ceil(static_cast<unsigned>(rows)));
   return RoundUp(rows, bf16_ukernels_ ? 16 : 4);
@@ -170,11 +171,12 @@ int ShapeKernels::AheadDistance(int rows) const {
   if (!Streams(rows)) return 0;
   // Measured from memory on Emerald Rapids: AMX 4 KB, 0.94 of the read roof, 8 KB 0.92, 16 KB 0.86. FMAs 16 KB; 8 and
   // 32 cost 5 %.
-  if (stream_mode_ == StreamMode::kAmx) return 4096 / kPrefetchBytes;
+  if (IsAmx(stream_mode_)) return 4096 / kPrefetchBytes;
   return rows <= kMaxStreamRows ? 16384 / kPrefetchBytes : 0;
 }
 
 size_t ShapeKernels::StreamOperandBytes() const {
+  if (stream_mode_ == StreamMode::kAmxInt8) return 1;
   return StreamHoldsBf16() || stream_mode_ == StreamMode::kInt8 ? 2 : 4;
 }
 
@@ -211,9 +213,9 @@ void ShapeKernels::Values(const Products& args, float* values, ProductScratch* s
 }
 
 void ShapeKernels::Stream(const StreamArgs& args, ProductScratch* scratch) const {
-  if (stream_mode_ != StreamMode::kAmx) return StreamProduct(stream_mode_, args);
-  scratch->UseTiles(AmxConfig(AmxPassRows(args.rows)));
-  AmxStreamProduct(args);
+  if (!IsAmx(stream_mode_)) return StreamProduct(stream_mode_, args);
+  scratch->UseTiles(AmxConfig(stream_mode_, args.rows));
+  AmxStreamProduct(stream_mode_, args);
 }
 
 void ShapeKernels::StreamScores(const Products& args, ProductScratch* scratch) const {
@@ -244,7 +246,7 @@ void ShapeKernels::PackWeights(const Products& args, float* scales) const {
     v_scales[slot] = reinterpret_cast<const float*>(args.blocks[slot] + layout_.VScalesOffset());
   }
   for (int row = 0; row < args.rows; ++row) {
-    scales[row] = QuantizeWeights(args.strip + row * kStripLd, args.slots, v_scales);
+    scales[row] = QuantizeWeights(args.strip + row * kStripLd, args.slots, v_scales, s16_form());
   }
 }
 
@@ -255,7 +257,7 @@ void ShapeKernels::StreamValues(const Products& args, float* values, ProductScra
   StreamArgs stream;
   stream.row_scales = scales;
   stream.a = reinterpret_cast<const std::byte*>(args.strip);
-  stream.a_row_bytes = kStripLd * sizeof(float);
+  stream.a_row_bytes = stream_mode_ == StreamMode::kAmxInt8 ? kWeightHalf : kStripLd * sizeof(float);
   stream.a_piece_bytes = kBlockTokens * StreamOperandBytes();
   stream.rows = args.rows;
   stream.b = pieces;
@@ -343,7 +345,7 @@ bool ShapeKernels::UkernelValues(const Products& args, float* values, ProductScr
 }
 
 std::string ShapeKernels::Description() const {
-  const std::string streaming = std::string("streaming (") + HighwayTargetName() + ")";
+  const std::string streaming = std::string("streaming (") + (IsAmx(stream_mode_) ? "AMX" : HighwayTargetName()) + ")";
   if (scores_[0] == nullptr) return streaming;
   std::string ukernel = std::string("brgemm ") + (bf16_ukernels_ ? "bf16" : "f32");
   if (widens_) ukernel += rounds_to_bf16() ? " of widened bf16" : " of widened f16";

@@ -10,6 +10,7 @@
 
 #include "kernels/block_layout.h"
 #include "kernels/brgemm.h"
+#include "kernels/quantize.h"
 #include "kernels/softmax.h"
 #include "kernels/streaming.h"
 
@@ -53,6 +54,7 @@ class ShapeKernels {
   bool HoldsBf16(int rows) const;
   // Q's rows are held as s16 with a scale each (quantize.h), and the weights become so in Values.
   bool quantizes() const { return layout_.shape.dtype == KvDType::kInt8; }
+  S16Form s16_form() const { return stream_mode_ == StreamMode::kAmxInt8 ? S16Form::kHalves : S16Form::kQuads; }
   WeightFormat WeightFormatOf(int rows) const;
   // bf16 ukernels flush denormals whatever MXCSR says: the thread must do so in everything else, or bits could differ.
   bool flushes_denormals() const { return bf16_ukernels_; }

@@ -1,6 +1,7 @@
 #include "kernels/streaming.h"
 
 #include "kernels/amx_stream.h"
+#include "kernels/block_layout.h"
 #include "kernels/isa.h"
 #include "kernels/unroll.h"
 
@@ -251,6 +252,20 @@ HWY_NOINLINE void StreamTileInt8(const StreamArgs& args, int row, int column, si
   StoreSums<kPartial>(args, row, column, last, scaled);
 }
 
+void JoinHalvesImpl(const int32_t* sums, const StreamArgs& args, int row, int rows) {
+  const DF d;
+  const DI di;
+  for (int r = row; r < row + rows; ++r, sums += 2 * kBlockTokens) {
+    for (int column = 0; column < args.columns; column += static_cast<int>(kLanes)) {
+      const VI high = hn::LoadU(di, sums + column), low = hn::LoadU(di, sums + kBlockTokens + column);
+      VF scale = hn::Set(d, args.row_scales[r]);
+      if (args.column_scales != nullptr) scale = hn::Mul(scale, hn::LoadU(d, args.column_scales + column));
+      const VI sum = hn::Add(hn::ShiftLeft<8>(high), low);
+      hn::StoreU(hn::Mul(hn::ConvertTo(d, sum), scale), d, args.c + r * args.c_ld + column);
+    }
+  }
+}
+
 template <StreamMode kMode, int kRows, int kVectors, bool kPartial, bool kPrefetch>
 HWY_INLINE void Tile(const StreamArgs& args, int row, int column, size_t last) {
   if constexpr (kMode == StreamMode::kTiles) {
@@ -327,6 +342,7 @@ HWY_AFTER_NAMESPACE();
 namespace attnd {
 namespace {
 
+HWY_EXPORT(JoinHalvesImpl);
 HWY_EXPORT(StreamF32);
 HWY_EXPORT(StreamF16);
 HWY_EXPORT(StreamInt8);
@@ -349,11 +365,17 @@ bool StreamModeAvailable(StreamMode mode) {
     case StreamMode::kDotPairs:
       return HWY_DYNAMIC_DISPATCH(HasDotPairs)();
     case StreamMode::kAmx:
+    case StreamMode::kAmxInt8:
       return AmxStreamAvailable();
     case StreamMode::kTiles:
       return HWY_DYNAMIC_DISPATCH(HasFma)();
   }
   return false;
+}
+
+void JoinHalves(const int32_t* sums, const StreamArgs& args, int row, int rows) {
+  InitIsa();
+  HWY_DYNAMIC_DISPATCH(JoinHalvesImpl)(sums, args, row, rows);
 }
 
 void StreamProduct(StreamMode mode, const StreamArgs& args) {
@@ -372,6 +394,7 @@ void StreamProduct(StreamMode mode, const StreamArgs& args) {
     case StreamMode::kTiles:
       return HWY_DYNAMIC_DISPATCH(StreamTiles)(args);
     case StreamMode::kAmx:
+    case StreamMode::kAmxInt8:
       break;
   }
 }

@@ -18,7 +18,8 @@ enum class StreamMode : uint8_t {
   kDotPairs,  // A bf16, B bf16 pairs: vdpbf16ps (AVX512_BF16)
   kAmx,       // A bf16, B bf16 pairs: AMX's tdpbf16ps (amx_stream.h), for whole tiles of B
   kTiles,     // A f32 of bf16 values, B bf16 pairs: as tdpbf16ps; even and odd elements apart in chunks of 32
-  kInt8,      // A s16 in the order of quantize.h, B s8 quads: sums in s32, then the scales
+  kInt8,      // A s16 (S16Form::kQuads), B s8 quads: sums in s32, then the scales
+  kAmxInt8,   // the same by AMX's tdpbssd, A in halves: its row of lo follows a_row_bytes behind its row of hi
 };
 
 constexpr size_t StreamUnitBytes(StreamMode mode) { return mode == StreamMode::kF16 ? 2 : 4; }
@@ -32,7 +33,7 @@ constexpr int PrefetchSteps(StreamMode mode) { return kMinPrefetchSteps * 4 / st
 // c[row][column] = sum over pieces and k of a[row][piece][k] * b[piece][k][column], from zero, in this order.
 struct StreamArgs {
   const std::byte* a = nullptr;  // row r of piece p is at a + r * a_row_bytes + p * a_piece_bytes
-  size_t a_row_bytes = 0;
+  size_t a_row_bytes = 0;        // kAmxInt8: twice this from row to row
   size_t a_piece_bytes = 0;
   int rows = 0;
   const std::byte* const* b = nullptr;  // [pieces] -> [steps][columns] of StreamUnitBytes
@@ -42,16 +43,20 @@ struct StreamArgs {
   float* c = nullptr;
   size_t c_ld = 0;
   const std::byte* const* ahead = nullptr;  // or null: no prefetch
-  // kInt8: c is multiplied by row_scales[row] and, unless null, column_scales[column].
+  // kInt8, kAmxInt8: c is multiplied by row_scales[row] and, unless null, column_scales[column].
   const float* row_scales = nullptr;
   const float* column_scales = nullptr;
 };
 
-// True where this process has what the mode needs (kDotPairs: AVX512_BF16; kAmx: AMX).
+// True where this process has what the mode needs (kDotPairs: AVX512_BF16; kAmx, kAmxInt8: AMX).
 bool StreamModeAvailable(StreamMode mode);
 
-// Not for kAmx, which needs the thread's tiles configured.
+// Not for kAmx and kAmxInt8, which need the thread's tiles configured: amx_stream.h.
 void StreamProduct(StreamMode mode, const StreamArgs& args);
+
+// The end of a product in halves: c = (256 * hi + lo) * scales for rows [row, row + rows), from `sums`, where rows of
+// hi and lo alternate, 64 columns apart.
+void JoinHalves(const int32_t* sums, const StreamArgs& args, int row, int rows);
 
 }  // namespace attnd
 

@@ -218,7 +218,8 @@ void PackQueries(const Tile& tile, TileScratch* scratch) {
     if (tile.kernels->quantizes()) {
       float wide[kMaxHeadDim];
       WidenRow(from, work.q_dtype, dim, wide);
-      scratch->q_scales()[row] = QuantizeQuery(wide, dim, reinterpret_cast<int16_t*>(scratch->q()) + row * ld);
+      scratch->q_scales()[row] =
+          QuantizeQuery(wide, dim, tile.kernels->s16_form(), scratch->q() + row * ld * sizeof(int16_t));
       continue;
     }
     float* to = reinterpret_cast<float*>(scratch->q()) + row * ld;
