@@ -5,6 +5,7 @@
 
 #include "kernels/block_layout.h"
 #include "kernels/isa.h"
+#include "kernels/prefetch.h"
 
 #if defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 11)
 #define ATTND_HAVE_AMX 1
@@ -36,7 +37,6 @@ int AmxPaddedRows(StreamMode mode, int rows) {
 namespace {
 
 #define ATTND_AMX __attribute__((target("amx-tile,amx-bf16,amx-int8")))
-#define ATTND_ALWAYS_INLINE inline __attribute__((always_inline))
 
 // Tiles 0..3 hold C, one for every 16 columns; 4 is A; 5, 6 and 7 are B in turn, so that a load need not wait for the
 // product before it.
@@ -60,11 +60,9 @@ static_assert(sizeof(TileConfig) == 64);
 // Not on the stack: GCC 12's _tile_loadconfig does not tell the optimizer that it reads all 64 bytes.
 constexpr TileConfig kConfigs[kAmxRows] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 
-// What a tile of B takes: 1 KB, to L1: to L2 costs 2 % from memory and 5 to 10 % in a cache. (Inlined by force: GCC
-// drops calls of functions that do nothing but prefetch.)
-ATTND_ALWAYS_INLINE void PrefetchTile(const std::byte* const* ahead, int chunk, int group) {
-  const std::byte* p = ahead[chunk * 2 + group / 2] + (group % 2) * (kPrefetchBytes / 2);
-  for (int line = 0; line < kPrefetchBytes / 2; line += 64) __builtin_prefetch(p + line, 0, 3);
+// What a tile of B takes: 1 KB, to L1: to L2 costs 2 % from memory and 5 to 10 % in a cache.
+__attribute__((always_inline)) inline void PrefetchTile(const std::byte* const* ahead, int chunk, int group) {
+  PrefetchToL1(ahead[chunk * 2 + group / 2] + (group % 2) * (kPrefetchBytes / 2), kPrefetchBytes / 2);
 }
 static_assert(PrefetchSteps(StreamMode::kAmx) * 2 == kAmxChunkSteps && kPrefetchBytes == 2048);
 

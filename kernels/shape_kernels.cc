@@ -12,6 +12,7 @@
 #include "kernels/amx_stream.h"
 #include "kernels/convert.h"
 #include "kernels/isa.h"
+#include "kernels/prefetch.h"
 #include "kernels/quantize.h"
 #include "kernels/ukernel_trial.h"
 
@@ -35,12 +36,6 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 int RoundUp(int n, int to) { return (n + to - 1) / to * to; }
 
 int AheadEntriesOf(StreamMode mode, int steps) { return (steps + PrefetchSteps(mode) - 1) / PrefetchSteps(mode); }
-
-// K's scales end the product that comes now, V's, beside them, begin the run's next one. The list has elements only.
-void PrefetchScales(const BlockLayout& layout, const std::byte* block) {
-  const std::byte* scales = block + layout.KScalesOffset();
-  for (size_t line = 0; line < 2 * layout.scale_bytes; line += 64) __builtin_prefetch(scales + line);
-}
 
 // The streaming mode of a dtype that has the f32 ukernel, or none, beside it.
 StreamMode PlainMode(KvDType dtype) {
@@ -153,6 +148,7 @@ bool ShapeKernels::HoldsBf16(int rows) const { return Streams(rows) ? StreamHold
 
 WeightFormat ShapeKernels::WeightFormatOf(int rows) const {
   if (HoldsBf16(rows)) return WeightFormat::kBf16;
+  if (quantizes()) return WeightFormat::kF32Coarse;
   return rounds_to_bf16() ? WeightFormat::kF32OfBf16 : WeightFormat::kF32;
 }
 
@@ -229,7 +225,9 @@ void ShapeKernels::StreamScores(const Products& args, ProductScratch* scratch) c
   stream.c_ld = kStripLd;
   stream.row_scales = args.q_scales;
   for (int slot = 0; slot < args.slots; ++slot) {
-    if (args.ahead != nullptr) PrefetchScales(layout_, args.blocks[slot]);
+    // K's scales end the product that comes now, V's, beside them, begin the run's next one. The list has elements
+    // only.
+    if (args.ahead != nullptr) PrefetchToL1(args.blocks[slot] + layout_.KScalesOffset(), 2 * layout_.scale_bytes);
     stream.b = args.blocks + slot;
     stream.c = args.strip + slot * kBlockTokens;
     if (args.ahead != nullptr) stream.ahead = args.ahead + slot * AheadEntriesOf(stream_mode_, stream.steps);
@@ -246,6 +244,10 @@ void ShapeKernels::PackWeights(const Products& args, float* scales) const {
     v_scales[slot] = reinterpret_cast<const float*>(args.blocks[slot] + layout_.VScalesOffset());
   }
   for (int row = 0; row < args.rows; ++row) {
+    // Memory would rest meanwhile; the softmax has had the first entries.
+    if (args.ahead != nullptr && args.rows <= Strip::kAheadRows / 2) {
+      PrefetchToL2(ValuesAhead(args)[args.rows + row], kPrefetchBytes);
+    }
     scales[row] = QuantizeWeights(args.strip + row * kStripLd, args.slots, v_scales, s16_form());
   }
 }

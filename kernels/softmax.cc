@@ -10,6 +10,7 @@
 #include "hwy/highway.h"
 #include "kernels/bf16-inl.h"
 #include "kernels/isa.h"
+#include "kernels/prefetch.h"
 #include "kernels/simd_math-inl.h"
 #include "kernels/streaming.h"
 #include "kernels/unroll.h"
@@ -118,7 +119,7 @@ template <WeightFormat kFormat>
 HWY_INLINE void StoreWeights(VF p0, VF p1, float* row, int column) {
   const DF d;
   const hn::RebindToUnsigned<DF> du;
-  if constexpr (kFormat == WeightFormat::kF32) {
+  if constexpr (kFormat == WeightFormat::kF32 || kFormat == WeightFormat::kF32Coarse) {
     hn::Store(p0, d, row + column);
     hn::Store(p1, d, row + column + kLanes);
   } else if constexpr (kFormat == WeightFormat::kF32OfBf16) {
@@ -167,13 +168,6 @@ HWY_INLINE void ClearBlock(float* scores, int slot) {
   }
 }
 
-// The share of a slot in a row's entry.
-HWY_INLINE void PrefetchPart(const std::byte* entry, int slot) {
-  constexpr int kPartBytes = kPrefetchBytes / kRunBlocks;
-  ATTND_UNROLL
-  for (int line = 0; line < kPartBytes; line += 64) __builtin_prefetch(entry + slot * kPartBytes + line, 0, 2);
-}
-
 // Weights of a row in all its columns; returns their sum.
 template <WeightFormat kFormat, ExpError kError>
 HWY_INLINE float WeighRow(const Strip& strip, int row, float scale, float max) {
@@ -184,10 +178,11 @@ HWY_INLINE float WeighRow(const Strip& strip, int row, float scale, float max) {
   VF sums[kSums];
   ATTND_UNROLL
   for (int i = 0; i < kSums; ++i) sums[i] = hn::Zero(d);
+  constexpr size_t kSlotBytes = kPrefetchBytes / kRunBlocks;
   const bool prefetch = strip.ahead != nullptr && row < Strip::kAheadRows;
   for (int slot = 0; slot < strip.slots; ++slot) {
     const uint64_t word = allowed[slot];
-    if (prefetch) PrefetchPart(strip.ahead[row], slot);
+    if (prefetch) PrefetchToL2(strip.ahead[row] + slot * kSlotBytes, kSlotBytes);
     if (word == ~uint64_t{0}) {
       WeighBlock<kFormat, kError, true>(scores, slot, word, vscale, vmax, sums);
     } else if (word == 0) {
@@ -240,6 +235,8 @@ int SoftmaxStripImpl(const Strip& strip, WeightFormat format, RowSums* rows) {
   switch (format) {
     case WeightFormat::kF32:
       return SoftmaxRows<WeightFormat::kF32>(strip, rows);
+    case WeightFormat::kF32Coarse:
+      return SoftmaxRows<WeightFormat::kF32Coarse>(strip, rows);
     case WeightFormat::kF32OfBf16:
       return SoftmaxRows<WeightFormat::kF32OfBf16>(strip, rows);
     case WeightFormat::kBf16:

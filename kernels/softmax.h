@@ -16,6 +16,7 @@ inline constexpr size_t kStripLd = kRunTokens + 16;
 
 enum class WeightFormat : uint8_t {
   kF32,        // in the scores' place
+  kF32Coarse,  // the same with exp to 2.9e-6: for weights that will be rounded to s16
   kF32OfBf16,  // the same, rounded to bf16 values
   kBf16,       // in the scores' place: row r starts where the scores of row r started, distance 2 * kStripLd
 };

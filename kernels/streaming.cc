@@ -3,6 +3,7 @@
 #include "kernels/amx_stream.h"
 #include "kernels/block_layout.h"
 #include "kernels/isa.h"
+#include "kernels/prefetch.h"
 #include "kernels/unroll.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -30,16 +31,13 @@ constexpr int kTileVectors = kLanes >= 16 ? 4 : 2;
 constexpr int kTilesVectors = 2;
 constexpr int kTileChunkSteps = 16;  // pairs of one tdpbf16ps
 
-// To L2: L1 is too small to hold what lies 8 KB ahead beside the operands, and NTA measured worse than none.
-HWY_INLINE void PrefetchToL2(const std::byte* p) { __builtin_prefetch(p, 0, 2); }
-
+// To L2: L1 is too small to hold what lies 16 KB ahead beside the operands, and NTA measured worse than none.
 template <StreamMode kMode, bool kPrefetch>
 HWY_INLINE void PrefetchStep(const StreamArgs& args, int step, const std::byte* const* ahead) {
   if constexpr (kPrefetch) {
     constexpr int kSteps = PrefetchSteps(kMode), kStepBytes = kPrefetchBytes / kSteps;
     const std::byte* p = ahead[step / kSteps] + (step % kSteps) * kStepBytes;
-    ATTND_UNROLL
-    for (int line = 0; line < kStepBytes; line += 64) PrefetchToL2(p + line);
+    PrefetchToL2(p, kStepBytes);
   }
   (void)args, (void)step, (void)ahead;
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/convert.h"
+#include "kernels/prefetch.h"
 #include "kernels/quantize.h"
 #include "kernels/row_range.h"
 
@@ -207,8 +208,7 @@ void PackQueries(const Tile& tile, TileScratch* scratch) {
   constexpr int kRowsAhead = 8;  // each row lies elsewhere: the hardware foresees none
   for (int row = 0; row < tile.rows; ++row) {
     const std::byte* from = query(row);
-    const std::byte* ahead = query(std::min(row + kRowsAhead, tile.rows - 1));
-    for (size_t line = 0; line < row_bytes; line += 64) __builtin_prefetch(ahead + line);
+    PrefetchToL1(query(std::min(row + kRowsAhead, tile.rows - 1)), row_bytes);
     if (tile.kernels->HoldsBf16(tile.rows)) {
       uint16_t* to = reinterpret_cast<uint16_t*>(scratch->q()) + row * ld;
       RowToBf16(from, work.q_dtype, dim, to);

@@ -134,6 +134,68 @@ TEST_P(BitsTest, AloneOrAmong32Others) {
   }
 }
 
+// Forks of one sequence: the same blocks up to some length, then their own.
+TEST_P(BitsTest, ForksShareBlocks) {
+  constexpr int64_t kShared = 1100;  // two runs and a block that is theirs only in part
+  constexpr int64_t kSharedBlocks = kShared / kBlockTokens;
+  for (const int64_t window : {0, 700}) {
+    const Problem parent = Make(64, 64, {8, 2}, 1, 1500);
+    const Blocks parent_blocks(parent);
+    std::vector<Problem> forks;
+    std::vector<Answer> alone;
+    std::vector<Blocks> own_blocks;
+    std::vector<std::vector<const std::byte*>> tables;
+    for (int f = 0; f < 3; ++f) {
+      Problem fork = parent;
+      fork.softmax.window = window;
+      fork.num_queries = 1 + f;  // one decodes, others try several tokens
+      fork.num_keys = 1500 - 150 * f;
+      fork.first_position = fork.num_keys - fork.num_queries;
+      fork.Fill(100 + f);
+      const auto share = [&](std::vector<float>& to, const std::vector<float>& from) {
+        std::copy_n(from.begin(), kShared * 2 * 64, to.begin());
+      };
+      share(fork.k, parent.k);
+      share(fork.v, parent.v);
+      own_blocks.emplace_back(fork, 7 + f);
+      const int64_t blocks = own_blocks.back().num_blocks();
+      std::vector<const std::byte*> table(own_blocks.back().table(), own_blocks.back().table() + 2 * blocks);
+      for (int h = 0; h < 2; ++h) {
+        std::copy_n(parent_blocks.table() + h * parent_blocks.num_blocks(), kSharedBlocks, &table[h * blocks]);
+      }
+      alone.push_back(Attend(fork, own_blocks.back()));
+      forks.push_back(fork);
+      tables.push_back(table);
+    }
+    for (const int threads : {1, 3}) {
+      AttentionBatch batch(threads);
+      std::vector<Answer> together(forks.size());
+      int64_t bytes_alone = 0;
+      for (size_t f = 0; f < forks.size(); ++f) {
+        together[f].out.resize(alone[f].out.size());
+        together[f].lse.resize(alone[f].lse.size());
+        AttentionWork work = MakeWork(forks[f], own_blocks[f], reinterpret_cast<const std::byte*>(forks[f].q.data()),
+                                      reinterpret_cast<std::byte*>(together[f].out.data()), together[f].lse.data());
+        work.blocks = tables[f].data();
+        batch.Add(work);
+        AttentionBatch single(1);
+        single.Add(work);
+        single.Plan();
+        bytes_alone += single.kv_bytes_read();
+      }
+      How how;
+      how.threads = threads;
+      how.task_order = threads;
+      RunTasks(&batch, how);
+      for (size_t f = 0; f < forks.size(); ++f) ExpectSameBits(alone[f], together[f], "fork " + std::to_string(f));
+      // Without a window all three read the first 16 of 17 shared blocks as whole runs: for two of them they are free.
+      const int64_t block_bytes = static_cast<int64_t>(BlockLayout(parent.shape).block_bytes);
+      const int64_t saved = bytes_alone - batch.kv_bytes_read();
+      EXPECT_EQ(saved, window == 0 ? 2 * 2 * 16 * block_bytes : 0);  // windows begin at different blocks
+    }
+  }
+}
+
 // A batch is used again and again: nothing of one round may show in the next.
 TEST_P(BitsTest, BatchIsReusable) {
   AttentionBatch batch(2);
