@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/append.h"
+#include "kernels/unroll.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/write_tokens.cc"
@@ -117,6 +118,17 @@ HWY_INLINE void TransposeRows(D d, const uint32_t* rows, int units, uint32_t* to
   if (u < units) TransposeUnits(d, rows + u, to + u * to_ld, to_ld, units - u);
 }
 
+// One row by itself. Unrolled, so that the next token's loads come early into the out-of-order window.
+template <class T>
+HWY_INLINE void ScatterRow(const T* row, int count, T* to, size_t to_ld) {
+  int i = 0;
+  for (; i + 8 <= count; i += 8, to += 8 * to_ld) {
+    ATTND_UNROLL
+    for (int j = 0; j < 8; ++j) to[j * to_ld] = row[i + j];
+  }
+  for (; i < count; ++i, to += to_ld) *to = row[i];
+}
+
 // to[u * to_ld + r] = rows[r * kUnitLd + u].
 HWY_INLINE void Transpose(const uint32_t* rows, int num_rows, int units, uint32_t* to, size_t to_ld) {
   int r = 0;
@@ -126,9 +138,7 @@ HWY_INLINE void Transpose(const uint32_t* rows, int num_rows, int units, uint32_
   for (; r + 4 <= num_rows; r += 4) {
     TransposeRows(hn::FixedTag<uint32_t, 4>(), rows + r * kUnitLd, units, to + r, to_ld);
   }
-  for (; r < num_rows; ++r) {
-    for (int u = 0; u < units; ++u) to[u * to_ld + r] = rows[r * kUnitLd + u];
-  }
+  for (; r < num_rows; ++r) ScatterRow(rows + r * kUnitLd, units, to + r, to_ld);
 }
 
 // A token's units; the last one is padded with zeros.
@@ -172,10 +182,8 @@ void WriteK(const BlockLayout& layout, std::byte* block, int slot, int tokens, c
     const int n = std::min(kUnitRows - (slot + t) % kUnitRows, tokens - t);
     for (int r = 0; r < n; ++r) {
       if (t + r + kAheadRows < tokens) PrefetchRow(k.data + (t + r + kAheadRows) * k.row_bytes, row_bytes);
-      if (n == kUnitRows) {
-        for (int u = r * units / n; u < (r + 1) * units / n; ++u) {
-          __builtin_prefetch(to + slot + t + u * kBlockTokens, 1, 3);
-        }
+      for (int u = r * units / n; u < (r + 1) * units / n; ++u) {
+        __builtin_prefetch(to + slot + t + u * kBlockTokens, 1, 3);
       }
       PackToken<kTo, kFrom>(k.data + (t + r) * k.row_bytes, layout.shape.head_dim, units, rows + r * kUnitLd,
                             scales + slot + t + r);
@@ -195,9 +203,8 @@ void WriteKF16(const BlockLayout& layout, std::byte* block, int slot, int tokens
     const int first = slot + t, pair = first / 2;
     if (first % 2 != 0 || t + 1 == tokens) {
       Convert16<KvDType::kF16, kFrom>(from, dim, reinterpret_cast<std::byte*>(rows));
-      const uint16_t* elements = reinterpret_cast<const uint16_t*>(rows);
-      uint16_t* to = reinterpret_cast<uint16_t*>(block) + first;
-      for (int i = 0; i < dim; ++i) to[i * kBlockTokens] = elements[i];
+      ScatterRow(reinterpret_cast<const uint16_t*>(rows), dim, reinterpret_cast<uint16_t*>(block) + first,
+                 kBlockTokens);
       ++t;
       continue;
     }
