@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/append.h"
+#include "kernels/unroll.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/write_tokens.cc"
@@ -30,6 +31,13 @@ constexpr size_t kLanes = hn::MaxLanes(DF());
 // F16 the elements of two neighbouring tokens. 16 units of a column are a cache line of the block.
 constexpr int kUnitRows = 16;
 constexpr size_t kUnitLd = kMaxHeadDim + 16;  // rows a power of two apart would share few sets of L1
+
+// Rows of a tensor of many heads lie far apart, where no hardware prefetcher finds them.
+constexpr int kAheadRows = 16;
+
+HWY_INLINE void PrefetchRow(const std::byte* row, size_t bytes) {
+  for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
+}
 
 // The bits of `n` elements as a 16-bit type, in the lower halves.
 template <KvDType kTo, DType kFrom>
@@ -110,6 +118,17 @@ HWY_INLINE void TransposeRows(D d, const uint32_t* rows, int units, uint32_t* to
   if (u < units) TransposeUnits(d, rows + u, to + u * to_ld, to_ld, units - u);
 }
 
+// One row by itself. Unrolled, so that the next token's loads come early into the out-of-order window.
+template <class T>
+HWY_INLINE void ScatterRow(const T* row, int count, T* to, size_t to_ld) {
+  int i = 0;
+  for (; i + 8 <= count; i += 8, to += 8 * to_ld) {
+    ATTND_UNROLL
+    for (int j = 0; j < 8; ++j) to[j * to_ld] = row[i + j];
+  }
+  for (; i < count; ++i, to += to_ld) *to = row[i];
+}
+
 // to[u * to_ld + r] = rows[r * kUnitLd + u].
 HWY_INLINE void Transpose(const uint32_t* rows, int num_rows, int units, uint32_t* to, size_t to_ld) {
   int r = 0;
@@ -119,9 +138,7 @@ HWY_INLINE void Transpose(const uint32_t* rows, int num_rows, int units, uint32_
   for (; r + 4 <= num_rows; r += 4) {
     TransposeRows(hn::FixedTag<uint32_t, 4>(), rows + r * kUnitLd, units, to + r, to_ld);
   }
-  for (; r < num_rows; ++r) {
-    for (int u = 0; u < units; ++u) to[u * to_ld + r] = rows[r * kUnitLd + u];
-  }
+  for (; r < num_rows; ++r) ScatterRow(rows + r * kUnitLd, units, to + r, to_ld);
 }
 
 // A token's units; the last one is padded with zeros.
@@ -156,6 +173,7 @@ HWY_INLINE void PackPairs(const std::byte* even, const std::byte* odd, size_t fi
 template <KvDType kTo, DType kFrom>
 void WriteK(const BlockLayout& layout, std::byte* block, int slot, int tokens, const RowsView& k) {
   const int units = layout.KUnits();
+  const size_t row_bytes = layout.shape.head_dim * DTypeBytes(kFrom);
   uint32_t* to = reinterpret_cast<uint32_t*>(block);
   float* scales = reinterpret_cast<float*>(block + layout.KScalesOffset());
   alignas(64) uint32_t rows[kUnitRows * kUnitLd];
@@ -163,6 +181,10 @@ void WriteK(const BlockLayout& layout, std::byte* block, int slot, int tokens, c
     // Up to a multiple of 16 slots: all but the first and the last are whole cache lines.
     const int n = std::min(kUnitRows - (slot + t) % kUnitRows, tokens - t);
     for (int r = 0; r < n; ++r) {
+      if (t + r + kAheadRows < tokens) PrefetchRow(k.data + (t + r + kAheadRows) * k.row_bytes, row_bytes);
+      for (int u = r * units / n; u < (r + 1) * units / n; ++u) {
+        __builtin_prefetch(to + slot + t + u * kBlockTokens, 1, 3);
+      }
       PackToken<kTo, kFrom>(k.data + (t + r) * k.row_bytes, layout.shape.head_dim, units, rows + r * kUnitLd,
                             scales + slot + t + r);
     }
@@ -181,14 +203,22 @@ void WriteKF16(const BlockLayout& layout, std::byte* block, int slot, int tokens
     const int first = slot + t, pair = first / 2;
     if (first % 2 != 0 || t + 1 == tokens) {
       Convert16<KvDType::kF16, kFrom>(from, dim, reinterpret_cast<std::byte*>(rows));
-      const uint16_t* elements = reinterpret_cast<const uint16_t*>(rows);
-      uint16_t* to = reinterpret_cast<uint16_t*>(block) + first;
-      for (int i = 0; i < dim; ++i) to[i * kBlockTokens] = elements[i];
+      ScatterRow(reinterpret_cast<const uint16_t*>(rows), dim, reinterpret_cast<uint16_t*>(block) + first,
+                 kBlockTokens);
       ++t;
       continue;
     }
     const int n = std::min(kUnitRows - pair % kUnitRows, (tokens - t) / 2);
     for (int r = 0; r < n; ++r, from += 2 * k.row_bytes) {
+      for (int i = 0; i < 2; ++i) {
+        const int ahead = t + 2 * r + i + kAheadRows;
+        if (ahead < tokens) PrefetchRow(k.data + ahead * k.row_bytes, dim * DTypeBytes(kFrom));
+      }
+      if (n == kUnitRows) {
+        for (int d = r * dim / n; d < (r + 1) * dim / n; ++d) {
+          __builtin_prefetch(reinterpret_cast<uint32_t*>(block) + pair + d * (kBlockTokens / 2), 1, 3);
+        }
+      }
       PackPairs<KvDType::kF16, kFrom>(from, from + k.row_bytes, 0, dim, rows + r * kUnitLd);
     }
     Transpose(rows, n, dim, reinterpret_cast<uint32_t*>(block) + pair, kBlockTokens / 2);
@@ -205,6 +235,7 @@ void WriteVRows(const BlockLayout& layout, std::byte* block, int slot, int token
     std::byte* to = block + layout.PanelOffset(p) + slot * row_bytes;
     const std::byte* from = v.data + p * kPanelColumns * DTypeBytes(kFrom);
     for (int t = 0; t < tokens; ++t, to += row_bytes, from += v.row_bytes) {
+      if (t + kAheadRows < tokens) PrefetchRow(from + kAheadRows * v.row_bytes, width * DTypeBytes(kFrom));
       if constexpr (kTo == KvDType::kF32) {
         ForVectors(kLanes, width, [&](size_t i, size_t n) ATTND_STEP {
           StoreBytes(d, LoadAsF32<kFrom>(d, from, i, n), to + i * sizeof(float), n);
@@ -238,6 +269,9 @@ void WriteVPairs(const BlockLayout& layout, std::byte* block, int slot, int toke
       std::byte* units = panel + (slot + t) / 2 * width * sizeof(uint32_t);
       const int place = (slot + t) % 2;
       if (place == 0 && t + 1 < tokens) {
+        for (int ahead = t + kAheadRows; ahead < std::min(t + kAheadRows + 2, tokens); ++ahead) {
+          PrefetchRow(v.data + ahead * v.row_bytes + column * DTypeBytes(kFrom), width * DTypeBytes(kFrom));
+        }
         PackPairs<kTo, kFrom>(from, from + v.row_bytes, column, width, reinterpret_cast<uint32_t*>(units));
         t += 2;
         continue;
@@ -254,6 +288,7 @@ void WriteVPairs(const BlockLayout& layout, std::byte* block, int slot, int toke
 template <DType kFrom>
 void WriteVQuads(const BlockLayout& layout, std::byte* block, int slot, int tokens, const RowsView& v) {
   float* scales = reinterpret_cast<float*>(block + layout.VScalesOffset());
+  const size_t row_bytes = layout.shape.value_dim * DTypeBytes(kFrom);
   alignas(64) int8_t rows[4][kMaxHeadDim];
   const hn::CappedTag<uint8_t, 64> d8;
   const hn::Rebind<uint8_t, DU> d8_units;
@@ -261,6 +296,7 @@ void WriteVQuads(const BlockLayout& layout, std::byte* block, int slot, int toke
   for (int t = 0; t < tokens;) {
     const int first = slot + t, place = first % 4, n = std::min(4 - place, tokens - t);
     for (int r = 0; r < n; ++r) {
+      if (t + r + kAheadRows < tokens) PrefetchRow(v.data + (t + r + kAheadRows) * v.row_bytes, row_bytes);
       scales[first + r] = QuantizeRow<kFrom>(v.data + (t + r) * v.row_bytes, layout.shape.value_dim, rows[place + r]);
     }
     for (int p = 0; p < layout.num_panels; ++p) {
@@ -319,6 +355,9 @@ void WriteTokensImpl(const BlockLayout& layout, std::byte* block, int slot, int 
   using Write = void (*)(const BlockLayout&, std::byte*, int, int, const RowsView&);
   constexpr Write kWriteK[] = {WriteKFrom<DType::kF32>, WriteKFrom<DType::kBf16>, WriteKFrom<DType::kF16>};
   constexpr Write kWriteV[] = {WriteVFrom<DType::kF32>, WriteVFrom<DType::kBf16>, WriteVFrom<DType::kF16>};
+  // V's first rows come while K is written.
+  const size_t v_row_bytes = layout.shape.value_dim * DTypeBytes(v.dtype);
+  for (int t = 0; t < std::min(tokens, kAheadRows); ++t) PrefetchRow(v.data + t * v.row_bytes, v_row_bytes);
   kWriteK[static_cast<int>(k.dtype)](layout, block, slot, tokens, k);
   kWriteV[static_cast<int>(v.dtype)](layout, block, slot, tokens, v);
 }
