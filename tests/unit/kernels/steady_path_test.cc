@@ -146,8 +146,7 @@ TEST_P(SteadyPath, AGrowingContextAllocatesRarely) {
   std::printf("allocations in %d steps: %lld\n", kMaxTokens, static_cast<long long>(calls.allocations));
 }
 
-// More rows than streaming serves go to the ukernel (on AMX to a pipeline), which allocates in oneDNN before 3.11; we
-// do not.
+// More rows than streaming serves go to the ukernel, which allocates in oneDNN before 3.11; we do not.
 TEST_P(SteadyPath, ManyRowsAllocateNothingOfOurs) {
   constexpr int64_t kQueries = 64;  // enough for whole tiles
   Sequence sequence(shape());
@@ -159,7 +158,7 @@ TEST_P(SteadyPath, ManyRowsAllocateNothingOfOurs) {
   const CallCounts calls = CountedCalls() - before;
   ExpectNothing(calls);
   const ShapeKernels& kernels = ShapeKernels::Get(shape());
-  EXPECT_EQ(calls.onednn_executions == 0, kernels.Streams(kMaxTileRows) || kernels.Pipelines(kMaxTileRows));
+  EXPECT_EQ(calls.onednn_executions == 0, kernels.Streams(kMaxTileRows));
   // Two at most: a vector of the batch, and N scales up to 3.9.
   EXPECT_LE(calls.onednn_allocations, 2 * calls.onednn_executions);
   std::printf("oneDNN: %lld allocations in %lld executions\n", static_cast<long long>(calls.onednn_allocations),
