@@ -48,7 +48,7 @@ HWY_INLINE float QuantizeQueryAs(const float* x, int dim, std::byte* q) {
   ForVectors(2 * kLanes, dim, [&](size_t i, size_t n) ATTND_STEP {
     const VF x0 = hn::LoadN(d, x + i, HWY_MIN(n, kLanes));
     const VF x1 = n > kLanes ? hn::LoadN(d, x + i + kLanes, n - kLanes) : hn::Zero(d);
-    StoreS16<kForm>(hn::Mul(x0, inverse), hn::Mul(x1, inverse), i, (n + 3) & ~size_t{3}, q, q + dim);
+    StoreS16<kForm>(hn::Mul(x0, inverse), hn::Mul(x1, inverse), i, (n + 3) & ~size_t{3}, q, q + (dim + 3) / 4 * 4);
   });
   return vanishes ? 0.0f : scale;
 }
@@ -77,9 +77,16 @@ HWY_INLINE float QuantizeWeightsAs(float* weights, int slots, const float* const
   const VF vlift = hn::Set(d, lift), vinverse = hn::Set(d, inverse);
   std::byte* to = reinterpret_cast<std::byte*>(weights);  // never beyond what was read, but for lo, which waits
   HWY_ALIGN std::byte low[kRunTokens];
+  VF rest = hn::Zero(d);
   for (size_t i = 0; i < static_cast<size_t>(slots) * kBlockTokens; i += 2 * kLanes) {
     const VF w0 = hn::Mul(hn::Load(d, weights + i), vlift), w1 = hn::Mul(hn::Load(d, weights + i + kLanes), vlift);
-    StoreS16<kForm>(hn::Mul(w0, vinverse), hn::Mul(w1, vinverse), i, 2 * kLanes, to, low);
+    // What rounding takes from one weight the lane's next one gets: many equal small weights beside a large one would
+    // all err in the same direction. A weight of 0 stays 0 and hands on what it got.
+    const VF x0 = hn::MulAdd(w0, vinverse, rest), q0 = hn::Round(x0);
+    rest = hn::Sub(x0, q0);
+    const VF x1 = hn::MulAdd(w1, vinverse, rest), q1 = hn::Round(x1);
+    rest = hn::Sub(x1, q1);
+    StoreS16<kForm>(q0, q1, i, 2 * kLanes, to, low);
   }
   if constexpr (kForm == S16Form::kHalves) std::memcpy(to + kWeightHalf, low, slots * kBlockTokens);
   return largest / kMaxS16;

@@ -12,10 +12,10 @@
 namespace attnd {
 
 // The largest magnitude. Not 32767: split as 256 * hi + lo, both halves are s8.
-inline constexpr int kMaxS16 = 32512;
+inline constexpr int kMaxS16 = 32512;  // a weight may come out one larger, by what the one before it left over
 inline constexpr int kMaxS8 = 127;
 static_assert(int64_t{kMaxS16} * kMaxS8 * kMaxHeadDim <= INT32_MAX, "a score's sum must not overflow");
-static_assert(int64_t{kMaxS16} * kMaxS8 * kRunTokens <= INT32_MAX, "a value's sum must not overflow");
+static_assert(int64_t{kMaxS16 + 1} * kMaxS8 * kRunTokens <= INT32_MAX, "a value's sum must not overflow");
 
 // How the products want them; rounded to nearest, ties to even, in both.
 enum class S16Form : uint8_t {
@@ -24,7 +24,7 @@ enum class S16Form : uint8_t {
 };
 
 // x is about scale * q with scale = max|x| / kMaxS16, which is returned; all is zero where it would not be a normal
-// number. Writes whole quads, padded with zeros: two bytes an element, in kHalves dim bytes of hi and then dim of lo.
+// number. Writes whole quads, padded with zeros: two bytes an element, in kHalves a byte of hi for each and then one of lo.
 float QuantizeQuery(const float* x, int dim, S16Form form, std::byte* q);
 
 // A row's weights (f32, `slots` blocks of 64) times the scales of V of each block; s16 in their place, packed from the

@@ -100,8 +100,10 @@ HWY_INLINE RowMax ScoreRow(const Strip& strip, int row) {
     state.max[i] = hn::Set(d, -HUGE_VALF);
     state.probe[i] = hn::Zero(d);
   }
+  uint64_t any_allowed = 0;
   for (int slot = 0; slot < strip.slots; ++slot) {
     const uint64_t word = allowed[slot];
+    any_allowed |= word;
     if (word == ~uint64_t{0}) {
       ScoreBlock<kPlain, true>(strip, row, slot, word, state);
     } else if (word != 0) {
@@ -111,7 +113,9 @@ HWY_INLINE RowMax ScoreRow(const Strip& strip, int row) {
   const VF max = hn::Max(hn::Max(state.max[0], state.max[1]), hn::Max(state.max[2], state.max[3]));
   const VF probe = hn::Add(hn::Add(state.probe[0], state.probe[1]), hn::Add(state.probe[2], state.probe[3]));
   const float top = hn::ReduceMax(d, max) * (kPlain ? strip.scale : 1.0f);
-  return {top, hn::AllFalse(d, hn::IsNaN(probe)) && top < HUGE_VALF};
+  // -inf, though a key is allowed: all scores are below what f32 holds.
+  const bool in_range = top < HUGE_VALF && (any_allowed == 0 || top > -HUGE_VALF);
+  return {top, hn::AllFalse(d, hn::IsNaN(probe)) && in_range};
 }
 
 // Stores the weights of two neighbouring vectors in the format's place.

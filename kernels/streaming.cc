@@ -233,7 +233,7 @@ HWY_NOINLINE void StreamTileInt8(const StreamArgs& args, int row, int column, si
     }
     if constexpr (kPrefetch) ahead += (args.steps + PrefetchSteps(kMode) - 1) / PrefetchSteps(kMode);
   }
-  // The scales first: their product overflows only where the result does.
+  // The scales first: a sum of large products would overflow before the scale of the other side could bring it down.
   VF scaled[kRows][kVectors];
   ATTND_UNROLL
   for (int r = 0; r < kRows; ++r) {
