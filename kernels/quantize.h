@@ -24,7 +24,8 @@ enum class S16Form : uint8_t {
 };
 
 // x is about scale * q with scale = max|x| / kMaxS16, which is returned; all is zero where it would not be a normal
-// number. Writes whole quads, padded with zeros: two bytes an element, in kHalves a byte of hi for each and then one of lo.
+// number. Writes whole quads, padded with zeros: two bytes an element, in kHalves a byte of hi for each and then one of
+// lo.
 float QuantizeQuery(const float* x, int dim, S16Form form, std::byte* q);
 
 // A row's weights (f32, `slots` blocks of 64) times the scales of V of each block; s16 in their place, packed from the

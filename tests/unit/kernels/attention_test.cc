@@ -166,6 +166,35 @@ TEST_P(AttentionTest, OverflowIsReportedWithItsRow) {
   }
 }
 
+// All scores below what f32 holds: not a row with nothing to attend.
+TEST_P(AttentionTest, OverflowDownwardsIsReported) {
+  for (const int64_t queries : {1, 40}) {
+    Problem problem = Make(4, 16, {1, 1}).Lengths(queries, 100).Fill(3);
+    problem.softmax.softmax_scale = 1e36f;
+    for (float& q : problem.q) q = 100.0f;
+    for (float& k : problem.k) k = -100.0f;
+    EXPECT_EQ(Attend(problem).result.overflow_row, 0);
+    problem.softmax.softcap = 10.0f;  // brings them back
+    EXPECT_EQ(Attend(problem).result.overflow_row, -1);
+  }
+}
+
+// One token outweighs each of the others, but its V is narrow and all others' together count for as much. Weights of
+// INT8 are just beside half a unit then: rounded apart, all would err in one direction.
+TEST_P(AttentionTest, OneLargeWeightBesideManySmallOnes) {
+  for (const float top : {9.0f, 10.0f, 11.08f}) {
+    Problem problem = Make(4, 64, {1, 1}).Lengths(1, 512).Fill(3);
+    problem.softmax.softmax_scale = 1.0f;
+    problem.q = {1, 0, 0, 0};
+    std::fill(problem.k.begin(), problem.k.end(), 0.0f);
+    problem.k[0] = top;
+    std::fill(problem.v.begin(), problem.v.end(), 1.0f);
+    for (int c = 1; c < 64; ++c) problem.v[c] = 0;
+    // F32 adds 511 times a number of which a part is lost beside 1: see README.md.
+    ExpectRight(problem, Attend(problem), GetParam() == KvDType::kInt8 ? 10.0 : 3.0);
+  }
+}
+
 TEST_P(AttentionTest, OverflowBehindTheMaskIsNoMatter) {
   for (const float bad : {kNaN, kInf, 3e38f}) {
     Problem problem = Make(4, 16, {2, 1}).Lengths(3, 100).Fill(3);

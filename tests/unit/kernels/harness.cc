@@ -33,7 +33,8 @@ std::vector<int> TaskOrder(int tasks, unsigned seed) {
 
 }  // namespace
 
-double RowTolerance(KvDType dtype) { return dtype == KvDType::kF32 ? 1e-5 : dtype == KvDType::kInt8 ? 3e-2 : 1e-2; }
+// The contract, but for INT8: it allows 3e-2, where rounding Q and the weights to 16 bits costs a hundredth of that.
+double RowTolerance(KvDType dtype) { return dtype == KvDType::kF32 ? 1e-5 : dtype == KvDType::kInt8 ? 2e-3 : 1e-2; }
 
 float Rounded(float value, DType dtype) {
   std::byte bytes[4];
