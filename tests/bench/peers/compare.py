@@ -134,8 +134,13 @@ class Comparison:
         found = []
         for side in ready:
             forms = self.attempt(side, subject, "threads", threads)
-            if forms:
-                found.append(Contender(side, typing.cast(list[str], forms)))
+            if not forms:
+                continue
+            names = typing.cast(list[str], forms)
+            # attnd's own side comes first, and has one form.
+            wanted = names if not found else [name for name in names if re.fullmatch(self.options.forms, name)]
+            if wanted:
+                found.append(Contender(side, wanted))
         return found
 
     def agree(
@@ -267,6 +272,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=threads, default="1,all", help="of each side, e.g. 1,4,all (1,all)")
     parser.add_argument("--only", choices=("decode", "prefill"), help="one phase")
     parser.add_argument("--match", default="", help="regular expression over the names and dtypes in the table")
+    parser.add_argument("--forms", default=".*", help="regular expression: only such forms of the peers (all)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of timing for each row (3)")
     parser.add_argument("--peers", type=peers, default=",".join(PEERS), help="some of " + ",".join(PEERS))
     parser.add_argument("--ggml", default="", help="folder of ggml's shared libraries (that of an installed llama_cpp)")
