@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cassert>
+#include <functional>
 #include <limits>
 #include <memory>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -96,7 +96,7 @@ struct AttentionBatch::State {
   void AddTiles(int work);
   int TileRows(const AttentionWork& work) const;
   void GroupForks();
-  void ShareRuns(size_t first, size_t count);
+  void ShareRuns(size_t first, size_t count, int64_t end);
   void AddTasks(int tile, int64_t total_cost, size_t* partial_floats);
   void AddStretches(const Task& whole, int64_t total_cost);
   void ReportOverflow(const PlannedTile& planned, int row);
@@ -155,11 +155,13 @@ void AttentionBatch::State::AddTiles(int index) {
 
 namespace {
 
-// Blocks of one run that both tiles see, all of them the same.
-bool SameFullRun(const Tile& x, const Tile& y, int64_t run) {
-  const int64_t begin = std::max(x.block_begin, run * kRunBlocks), end = (run + 1) * kRunBlocks;
-  if (end > x.block_end || end > y.block_end) return false;
-  return std::equal(x.Blocks() + begin, x.Blocks() + end, y.Blocks() + begin);
+// The run before which all blocks of two tiles are the same, at most `end`.
+int64_t SharedEnd(const Tile& x, const Tile& y, int64_t end) {
+  if (x.kernels != y.kernels || x.block_begin != y.block_begin) return x.run_begin();
+  const std::byte* const* from = x.Blocks() + x.block_begin;
+  const int64_t blocks = std::min(x.block_end, y.block_end) - x.block_begin;
+  const int64_t same = std::mismatch(from, from + blocks, y.Blocks() + y.block_begin).first - from;
+  return std::clamp((x.block_begin + same) / kRunBlocks, x.run_begin(), end);
 }
 
 }  // namespace
@@ -173,28 +175,39 @@ void AttentionBatch::State::GroupForks() {
     const bool few_rows = planned.head_cost == 0 && planned.tile.work->weights == nullptr;
     if (few_rows && planned.tile.block_end - planned.tile.block_begin >= kRunBlocks) forked.push_back(i);
   }
-  const auto key = [this](int i) {
-    const Tile& tile = tiles[i].tile;
-    return std::tuple(reinterpret_cast<uintptr_t>(tile.Blocks()[tile.block_begin]), tile.block_begin, tile.kernels);
+  // In the order of their blocks' addresses those that share most stand beside each other.
+  std::sort(forked.begin(), forked.end(), [this](int x, int y) {
+    const Tile &a = tiles[x].tile, &b = tiles[y].tile;
+    if (a.kernels != b.kernels) return std::less<>()(a.kernels, b.kernels);
+    if (a.block_begin != b.block_begin) return a.block_begin < b.block_begin;
+    const auto [in_a, in_b] = std::mismatch(a.Blocks() + a.block_begin, a.Blocks() + a.block_end,
+                                            b.Blocks() + b.block_begin, b.Blocks() + b.block_end);
+    const bool a_ends = in_a == a.Blocks() + a.block_end, b_ends = in_b == b.Blocks() + b.block_end;
+    if (!a_ends && !b_ends) return std::less<>()(*in_a, *in_b);
+    return a_ends != b_ends ? a_ends : x < y;
+  });
+  const auto shared_runs = [this](size_t i, size_t j) {
+    const Tile& tile = tiles[forked[i]].tile;
+    return SharedEnd(tile, tiles[forked[j]].tile, tile.run_end()) - tile.run_begin();
   };
-  std::sort(forked.begin(), forked.end(), [&](int x, int y) { return std::pair(key(x), x) < std::pair(key(y), y); });
   for (size_t first = 0; first < forked.size();) {
     size_t next = first + 1;
-    while (next < forked.size() && key(forked[next]) == key(forked[first])) ++next;
-    if (next - first > 1) ShareRuns(first, next - first);
+    int64_t runs = 0;  // that all of [first, next) share
+    for (; next < forked.size(); ++next) {
+      const int64_t together = shared_runs(first, next);
+      // One that shares much less than the others do must neither lead them nor cost them what they share.
+      const bool is_second = next == first + 1;
+      const int64_t without = !is_second ? runs : next + 1 < forked.size() ? shared_runs(next, next + 1) : 0;
+      if (together == 0 || 2 * together <= without) break;
+      runs = is_second ? together : std::min(runs, together);
+    }
+    if (next - first > 1) ShareRuns(first, next - first, tiles[forked[first]].tile.run_begin() + runs);
     first = next;
   }
 }
 
-void AttentionBatch::State::ShareRuns(size_t first, size_t count) {
+void AttentionBatch::State::ShareRuns(size_t first, size_t count, int64_t end) {
   const Tile& leader = tiles[forked[first]].tile;
-  int64_t end = leader.run_end();
-  for (size_t i = first + 1; i < first + count; ++i) {
-    int64_t run = leader.run_begin();
-    while (run < end && SameFullRun(leader, tiles[forked[i]].tile, run)) ++run;
-    end = run;
-  }
-  if (end == leader.run_begin()) return;
   const int64_t blocks = end * kRunBlocks - leader.block_begin;
   kv_bytes -= static_cast<int64_t>(count - 1) * blocks * static_cast<int64_t>(leader.kernels->layout().block_bytes);
   for (size_t i = first; i < first + count; ++i) {

@@ -4,8 +4,9 @@
 // Bits. An answer depends only on its own work's numbers: not on the batch's other work, the number of tasks or
 // threads, nor on how a sequence's queries are cut into works. Inside a run of kRunBlocks blocks (aligned to block
 // index) scores, weights and the product with V are computed in one go from zero; runs are merged in order.
-// The order of the sums is made in streaming.h (products), softmax.cc (weights) and attention.cc (runs), for the run
-// length of block_layout.h; the build forbids the compiler to fuse what is not written as fused (-ffp-contract=off).
+// The order of the sums is made in streaming.h and amx_stream.h (products), softmax.cc (weights, runs), quantize.cc,
+// for the run length of block_layout.h; the build forbids the compiler to fuse what is not written as fused
+// (-ffp-contract=off).
 #ifndef ATTND_KERNELS_ATTENTION_H_
 #define ATTND_KERNELS_ATTENTION_H_
 
@@ -42,7 +43,7 @@ struct AttentionWork {
   float* weights = nullptr;  // [num_q_heads, num_queries, num_keys] or null
 };
 
-// Row whose scores are not finite (an overflow of f32 in q . k): its output is unspecified.
+// Row with a score or an output beyond f32: its output is unspecified.
 struct AttentionResult {
   int64_t overflow_row = -1;  // query row, the smallest; -1: none
   int overflow_head = -1;     // query head

@@ -12,11 +12,12 @@ std::string IsaName();        // e.g. "avx512_core_amx": what oneDNN uses, ONEDN
 std::string OneDnnVersion();  // e.g. "3.7.2"
 
 // How works of a KV dtype are computed, for people: e.g.
-// "up to 8 rows: streaming (AVX3_ZEN4), more: brgemm f32 (avx512_core)".
+// "up to 32 rows: streaming (AVX3_ZEN4), more: brgemm f32 (avx512_core)".
 std::string KernelPath(KvDType dtype);
 
-// Computes a small case (2 x 33 x 65) on every path that this machine uses and compares it with the reference.
-// False means that this machine's products are wrong: the server must not serve.
+// Computes small cases (few and many rows, dimensions with and without a rest, 65 keys) on every path that this machine
+// uses and compares it with the reference. False means that this machine's products are wrong: the server must not
+// serve.
 bool SelfTest(std::string* what);
 
 }  // namespace attnd

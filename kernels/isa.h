@@ -5,11 +5,11 @@
 
 namespace attnd {
 
-enum class IsaLevel { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };  // AMX is the ukernel's own matter
+enum class IsaLevel { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };  // AMX is asked for apart: OneDnnHasAmx
 
 IsaLevel MaxIsaLevel();
 const char* OneDnnIsaName();
-bool OneDnnHasAmx();  // tiles of bf16; oneDNN has asked the system for leave to use them
+bool OneDnnHasAmx();  // tiles of bf16 and s8; oneDNN has asked the system for leave to use them
 
 // REQUIRES: called before any HWY_DYNAMIC_DISPATCH of this library. Thread-safe, cheap after the first call.
 bool InitIsaOnce();

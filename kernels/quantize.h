@@ -1,5 +1,6 @@
-// Q and the weights as s16 for products with INT8 blocks: 8 bits would cost more than the numeric contract allows,
-// where one token dominates and many small ones add up. Sums of s16 x s8 in s32 are exact, whatever their order.
+// Q and the weights (for K and V see write_tokens.cc) as s16 for products with INT8 blocks: 8 bits would cost more than
+// the numeric contract allows, where one token dominates and many small ones add up. Sums of s16 x s8 in s32 are exact,
+// whatever their order.
 #ifndef ATTND_KERNELS_QUANTIZE_H_
 #define ATTND_KERNELS_QUANTIZE_H_
 
@@ -28,9 +29,11 @@ enum class S16Form : uint8_t {
 // lo.
 float QuantizeQuery(const float* x, int dim, S16Form form, std::byte* q);
 
+// Distance of a row's lo from its hi in the strip.
+inline constexpr size_t kWeightHalf = kStripLd * sizeof(float) / 2;
+
 // A row's weights (f32, `slots` blocks of 64) times the scales of V of each block; s16 in their place, packed from the
 // row's start, or lo from kWeightHalf bytes behind it. Returns the scale.
-inline constexpr size_t kWeightHalf = kStripLd * sizeof(float) / 2;
 float QuantizeWeights(float* weights, int slots, const float* const* v_scales, S16Form form);
 
 }  // namespace attnd

@@ -57,11 +57,19 @@ StreamMode PlainMode(KvDType dtype) {
 void ProductScratch::UseTiles(const void* amx_config) {
   if (context != amx_config) AmxLoad(amx_config);
   context = amx_config;
+  kernel = nullptr;
+}
+
+void ProductScratch::UseContext(const Brgemm* wanted) {
+  if (kernel == wanted) return;
+  if (kernel == nullptr) ReleaseContext();  // oneDNN must not believe that its own tiles are still there
+  wanted->SetContext();
+  context = kernel = wanted;
 }
 
 void ProductScratch::ReleaseContext() {
   if (context != nullptr) Brgemm::ReleaseContext();
-  context = nullptr;
+  context = kernel = nullptr;
 }
 
 const ShapeKernels& ShapeKernels::Get(const KvShape& shape) {
@@ -280,8 +288,7 @@ namespace {
 
 bool Execute(const Brgemm* kernel, const void* a, const void* b, const BrgemmOffsets* offsets, float* c,
              ProductScratch* scratch) {
-  if (scratch->context != kernel) kernel->SetContext();
-  scratch->context = kernel;
+  scratch->UseContext(kernel);
   return kernel->Execute(a, b, offsets, c, scratch->scratchpad);
 }
 

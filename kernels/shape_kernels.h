@@ -25,16 +25,19 @@ inline constexpr int kMaxEmulatedRows = 8;  // the same for kTiles, whose produc
 struct ProductScratch {
   float* widened = nullptr;  // [kWidenedFloats], blocks of bf16 or f16 on their way to an f32 ukernel
   void* scratchpad = nullptr;
-  const void* context = nullptr;  // whose tile configuration the thread holds: a Brgemm or an AmxConfig
+  const void* context = nullptr;   // whose tile configuration the thread holds: `kernel` or an AmxConfig
+  const Brgemm* kernel = nullptr;  // or null
 
   static constexpr size_t kWidenedFloats = size_t{kRunTokens} * kPanelColumns;  // >= a block of K: [256][64]
   void UseTiles(const void* amx_config);
+  void UseContext(const Brgemm* wanted);
   void ReleaseContext();
 };
 
 // A tile's rows against the visible blocks of one run.
 struct Products {
-  const std::byte* q = nullptr;  // [padded rows][q_ld], bf16 or f32: ShapeKernels::HoldsBf16; s16 for INT8
+  const std::byte* q =
+      nullptr;  // [padded rows][q_ld], bf16 or f32: ShapeKernels::HoldsBf16; for INT8 s16 or two rows of s8: S16Form
   int rows = 0;
   const std::byte* const* blocks = nullptr;  // [slots]
   int slots = 0;                             // 1..kRunBlocks

@@ -1,6 +1,7 @@
-// Products of few rows with blocks, for decode: a plain loop with one accumulator per output and k in order, which
-// prefetches to L2 along the block list while it multiplies. From memory it is about twice as fast as the ukernel,
-// whose opaque call leaves the hardware prefetchers alone, and on the same operands it gives the same bits.
+// Products of few rows with blocks, for decode (INT8: of any number of rows): a plain loop with one accumulator per
+// output and k in order, which prefetches to L2 along the block list while it multiplies. From memory it is about twice
+// as fast as the ukernel, whose opaque call leaves the hardware prefetchers alone, and on the same operands it gives
+// the same bits.
 #ifndef ATTND_KERNELS_STREAMING_H_
 #define ATTND_KERNELS_STREAMING_H_
 
@@ -26,7 +27,7 @@ constexpr size_t StreamUnitBytes(StreamMode mode) { return mode == StreamMode::k
 
 // Where to prefetch next: one pointer per kPrefetchBytes of the stream that the caller is going to read. A product
 // consumes one per PrefetchSteps steps of a piece (rounded up).
-inline constexpr int kPrefetchBytes = 2048;
+inline constexpr int kPrefetchBytes = 2048;  // how far ahead: ShapeKernels::AheadDistance
 inline constexpr int kMinPrefetchSteps = 8;
 constexpr int PrefetchSteps(StreamMode mode) { return kMinPrefetchSteps * 4 / static_cast<int>(StreamUnitBytes(mode)); }
 
