@@ -25,8 +25,8 @@ BlockAccount BlockPool::OpenAccount(size_t block_bytes) {
   if (inserted) {
     SizeClass size;
     size.block_bytes = block_bytes;
-    size.blocks_per_page = static_cast<uint32_t>(Arena::kPageBytes / block_bytes);
-    assert(size.blocks_per_page <= kSlotMask);
+    // The smallest blocks there are (F16, both dimensions 1) are one too many for the slot's bits.
+    size.blocks_per_page = static_cast<uint32_t>(std::min<size_t>(Arena::kPageBytes / block_bytes, kSlotMask));
     sizes_.push_back(size);
   }
   BlockAccount account;

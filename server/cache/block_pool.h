@@ -80,7 +80,7 @@ class BlockPool {
   PoolGauges gauges() const;  // consistent with each other, lock-free
 
  private:
-  static constexpr int kSlotBits = 13;  // blocks are at least 384 bytes: at most 5461 in a page
+  static constexpr int kSlotBits = 13;  // a page's last slot is never used: no id is kNoBlock
   static constexpr uint32_t kSlotMask = (1u << kSlotBits) - 1;
   static constexpr uint32_t kNone = ~uint32_t{0};
 

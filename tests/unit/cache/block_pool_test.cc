@@ -46,7 +46,7 @@ TEST(BlockPool, LimitIsExactInBytes) {
 
 // A page's end that holds no whole block is lost, and yet every byte of the capacity can be used by one size.
 TEST(BlockPool, SizesThatDoNotDivideAPageGetTheWholeCapacity) {
-  for (const size_t block_bytes : {size_t{384}, size_t{40960}, size_t{123392}, size_t{131072}}) {
+  for (const size_t block_bytes : {size_t{256}, size_t{384}, size_t{40960}, size_t{123392}, size_t{131072}}) {
     const int64_t capacity = int64_t{64} << 20;
     auto pool = MakePool(capacity);
     BlockAccount account = pool->OpenAccount(block_bytes);
