@@ -46,8 +46,6 @@ class Brgemm {
   // 64. False: oneDNN failed, C is unspecified.
   bool Execute(const void* a, const void* b, const BrgemmOffsets* offsets, float* c, void* scratchpad) const;
 
-  const BrgemmShape& shape() const { return shape_; }
-
   // What a thread keeps for all objects; an object that asks for more is not used. (AMX of 3.7 asks for 4 KiB.)
   static constexpr size_t kScratchpadBytes = 64 * 1024;
 

@@ -33,13 +33,13 @@ constexpr int kTileChunkSteps = 16;  // pairs of one tdpbf16ps
 
 // To L2: L1 is too small to hold what lies 16 KB ahead beside the operands, and NTA measured worse than none.
 template <StreamMode kMode, bool kPrefetch>
-HWY_INLINE void PrefetchStep(const StreamArgs& args, int step, const std::byte* const* ahead) {
+HWY_INLINE void PrefetchStep(int step, const std::byte* const* ahead) {
   if constexpr (kPrefetch) {
     constexpr int kSteps = PrefetchSteps(kMode), kStepBytes = kPrefetchBytes / kSteps;
     const std::byte* p = ahead[step / kSteps] + (step % kSteps) * kStepBytes;
     PrefetchToL2(p, kStepBytes);
   }
-  (void)args, (void)step, (void)ahead;
+  (void)step, (void)ahead;
 }
 
 // `n` units of B, the lanes behind them zero.
@@ -126,7 +126,7 @@ HWY_NOINLINE void StreamTile(const StreamArgs& args, int row, int column, size_t
     const std::byte* b = args.b[piece] + column * kUnit;
     const std::byte* a = args.a + row * args.a_row_bytes + piece * args.a_piece_bytes;
     for (int step = 0; step < args.steps; ++step, b += step_bytes) {
-      PrefetchStep<kMode, kPrefetch>(args, step, ahead);
+      PrefetchStep<kMode, kPrefetch>(step, ahead);
       VF bs[kVectors];
       ATTND_UNROLL
       for (int v = 0; v < kVectors; ++v) bs[v] = LoadB<kMode, kPartial>(b + v * kLanes * kUnit, last);
@@ -162,7 +162,7 @@ HWY_NOINLINE void StreamTileAsAmx(const StreamArgs& args, int row, int column, s
       SetZero(evens);
       SetZero(odds);
       for (; step < chunk_end; ++step, b += step_bytes) {
-        PrefetchStep<kMode, kPrefetch>(args, step, ahead);
+        PrefetchStep<kMode, kPrefetch>(step, ahead);
         VF even[kVectors], odd[kVectors];
         ATTND_UNROLL
         for (int v = 0; v < kVectors; ++v) {
@@ -212,7 +212,7 @@ HWY_NOINLINE void StreamTileInt8(const StreamArgs& args, int row, int column, si
     const std::byte* b = args.b[piece] + column * sizeof(int32_t);
     const std::byte* a = args.a + row * args.a_row_bytes + piece * args.a_piece_bytes;
     for (int step = 0; step < args.steps; ++step, b += step_bytes) {
-      PrefetchStep<kMode, kPrefetch>(args, step, ahead);
+      PrefetchStep<kMode, kPrefetch>(step, ahead);
       hn::Vec<decltype(d16)> a_even[kRows], a_odd[kRows];
       ATTND_UNROLL
       for (int r = 0; r < kRows; ++r) {

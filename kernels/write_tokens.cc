@@ -14,6 +14,7 @@
 #include "hwy/highway.h"
 #include "kernels/bf16-inl.h"
 #include "kernels/isa.h"
+#include "kernels/prefetch.h"
 #include "kernels/row_vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -34,10 +35,6 @@ constexpr size_t kUnitLd = kMaxHeadDim + 16;  // rows a power of two apart would
 
 // Rows of a tensor of many heads lie far apart, where no hardware prefetcher finds them.
 constexpr int kAheadRows = 16;
-
-HWY_INLINE void PrefetchRow(const std::byte* row, size_t bytes) {
-  for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
-}
 
 // The bits of `n` elements as a 16-bit type, in the lower halves.
 template <KvDType kTo, DType kFrom>
@@ -181,7 +178,7 @@ void WriteK(const BlockLayout& layout, std::byte* block, int slot, int tokens, c
     // Up to a multiple of 16 slots: all but the first and the last are whole cache lines.
     const int n = std::min(kUnitRows - (slot + t) % kUnitRows, tokens - t);
     for (int r = 0; r < n; ++r) {
-      if (t + r + kAheadRows < tokens) PrefetchRow(k.data + (t + r + kAheadRows) * k.row_bytes, row_bytes);
+      if (t + r + kAheadRows < tokens) PrefetchToL2(k.data + (t + r + kAheadRows) * k.row_bytes, row_bytes);
       for (int u = r * units / n; u < (r + 1) * units / n; ++u) {
         __builtin_prefetch(to + slot + t + u * kBlockTokens, 1, 3);
       }
@@ -212,7 +209,7 @@ void WriteKF16(const BlockLayout& layout, std::byte* block, int slot, int tokens
     for (int r = 0; r < n; ++r, from += 2 * k.row_bytes) {
       for (int i = 0; i < 2; ++i) {
         const int ahead = t + 2 * r + i + kAheadRows;
-        if (ahead < tokens) PrefetchRow(k.data + ahead * k.row_bytes, dim * DTypeBytes(kFrom));
+        if (ahead < tokens) PrefetchToL2(k.data + ahead * k.row_bytes, dim * DTypeBytes(kFrom));
       }
       if (n == kUnitRows) {
         for (int d = r * dim / n; d < (r + 1) * dim / n; ++d) {
@@ -235,7 +232,7 @@ void WriteVRows(const BlockLayout& layout, std::byte* block, int slot, int token
     std::byte* to = block + layout.PanelOffset(p) + slot * row_bytes;
     const std::byte* from = v.data + p * kPanelColumns * DTypeBytes(kFrom);
     for (int t = 0; t < tokens; ++t, to += row_bytes, from += v.row_bytes) {
-      if (t + kAheadRows < tokens) PrefetchRow(from + kAheadRows * v.row_bytes, width * DTypeBytes(kFrom));
+      if (t + kAheadRows < tokens) PrefetchToL2(from + kAheadRows * v.row_bytes, width * DTypeBytes(kFrom));
       if constexpr (kTo == KvDType::kF32) {
         ForVectors(kLanes, width, [&](size_t i, size_t n) ATTND_STEP {
           StoreBytes(d, LoadAsF32<kFrom>(d, from, i, n), to + i * sizeof(float), n);
@@ -270,7 +267,7 @@ void WriteVPairs(const BlockLayout& layout, std::byte* block, int slot, int toke
       const int place = (slot + t) % 2;
       if (place == 0 && t + 1 < tokens) {
         for (int ahead = t + kAheadRows; ahead < std::min(t + kAheadRows + 2, tokens); ++ahead) {
-          PrefetchRow(v.data + ahead * v.row_bytes + column * DTypeBytes(kFrom), width * DTypeBytes(kFrom));
+          PrefetchToL2(v.data + ahead * v.row_bytes + column * DTypeBytes(kFrom), width * DTypeBytes(kFrom));
         }
         PackPairs<kTo, kFrom>(from, from + v.row_bytes, column, width, reinterpret_cast<uint32_t*>(units));
         t += 2;
@@ -296,7 +293,7 @@ void WriteVQuads(const BlockLayout& layout, std::byte* block, int slot, int toke
   for (int t = 0; t < tokens;) {
     const int first = slot + t, place = first % 4, n = std::min(4 - place, tokens - t);
     for (int r = 0; r < n; ++r) {
-      if (t + r + kAheadRows < tokens) PrefetchRow(v.data + (t + r + kAheadRows) * v.row_bytes, row_bytes);
+      if (t + r + kAheadRows < tokens) PrefetchToL2(v.data + (t + r + kAheadRows) * v.row_bytes, row_bytes);
       scales[first + r] = QuantizeRow<kFrom>(v.data + (t + r) * v.row_bytes, layout.shape.value_dim, rows[place + r]);
     }
     for (int p = 0; p < layout.num_panels; ++p) {
@@ -357,7 +354,7 @@ void WriteTokensImpl(const BlockLayout& layout, std::byte* block, int slot, int 
   constexpr Write kWriteV[] = {WriteVFrom<DType::kF32>, WriteVFrom<DType::kBf16>, WriteVFrom<DType::kF16>};
   // V's first rows come while K is written.
   const size_t v_row_bytes = layout.shape.value_dim * DTypeBytes(v.dtype);
-  for (int t = 0; t < std::min(tokens, kAheadRows); ++t) PrefetchRow(v.data + t * v.row_bytes, v_row_bytes);
+  for (int t = 0; t < std::min(tokens, kAheadRows); ++t) PrefetchToL2(v.data + t * v.row_bytes, v_row_bytes);
   kWriteK[static_cast<int>(k.dtype)](layout, block, slot, tokens, k);
   kWriteV[static_cast<int>(v.dtype)](layout, block, slot, tokens, v);
 }
