@@ -31,7 +31,8 @@ struct Timing {
 
 }  // namespace
 
-std::vector<double> MediansInterleaved(double seconds, const std::vector<std::function<void()>>& works) {
+std::vector<double> MediansInterleaved(double seconds, const std::vector<std::function<void()>>& works,
+                                       const std::function<void(size_t)>& between) {
   constexpr double kMinSample = 0.5e-3;    // a clock reading and a thread's waking are little beside it
   constexpr double kPartOfLongest = 0.05;  // what is short beside another work is sampled for longer
   constexpr double kWarmBelow = 10e-3;     // a work so short feels what its predecessor left in the caches
@@ -43,6 +44,7 @@ std::vector<double> MediansInterleaved(double seconds, const std::vector<std::fu
     estimate = SecondsOf(works[i], 1);  // warm-up: page tables, generated code, threads
     for (int again = 0; again < 2 && estimate < seconds / 10; ++again)
       estimate = std::min(estimate, SecondsOf(works[i], 1));
+    if (between) between(i);
     longest = std::max(longest, estimate);
   }
   const double sample = std::max(kMinSample, std::min(kPartOfLongest * longest, 0.1 * seconds));
@@ -52,6 +54,7 @@ std::vector<double> MediansInterleaved(double seconds, const std::vector<std::fu
     for (size_t i = 0; i < works.size(); ++i) {
       if (timings[i].estimate < kWarmBelow) works[i]();
       timings[i].seconds.push_back(SecondsOf(works[i], timings[i].repeats));
+      if (between) between(i);
     }
   }
   std::vector<double> medians;

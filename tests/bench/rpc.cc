@@ -1,14 +1,16 @@
-// attnd_bench rpc: a one-token step against a real attnd on loopback, cache-resident, beside a bare gRPC echo of the
-// same bytes in the same run, interleaved.
+// attnd_bench rpc: a one-token step against a real attnd on loopback, beside a bare gRPC echo of the same bytes in the
+// same run, interleaved: as bare calls of the same bytes, and through the C++ client library.
 #include "tests/bench/rpc.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "attnd/v1/attnd.pb.h"
 #include "client/cpp/client.h"
 #include "tests/bench/cases.h"
 #include "tests/bench/measure.h"
@@ -24,31 +26,49 @@ void Check(const absl::Status& status) {
   std::exit(1);
 }
 
-// One layer of one session, filled up to the last token; each step rewrites that token in place (a replay), so that
-// every measured step sees the same context.
+// Appends to the middle of a block: most steps neither begin a block nor fill one.
+constexpr int64_t kFreeSlots = 32;
+
+// One layer of one session of about `tokens` tokens, to which one-token steps are appended.
 class OneTokenStep {
  public:
   OneTokenStep(const Case& options, const std::string& address)
       : options_(options),
+        tokens_(std::max<int64_t>(0, options.tokens - kFreeSlots)),
         client_(Connect(address)),
         session_(Create()),
         q_(Tensor(1, options.shape.num_q_heads)),
         k_(Tensor(1, options.shape.num_kv_heads)) {
-    position_.start_position = options.tokens - 1;
     constexpr int64_t kChunk = 512;  // a message holds so many tokens of any shape
-    for (int64_t first = 0; first < options.tokens; first += kChunk) {
-      const std::vector<float> rows = Tensor(std::min(kChunk, options.tokens - first), options.shape.num_kv_heads);
+    for (int64_t first = 0; first < tokens_; first += kChunk) {
+      const std::vector<float> rows = Tensor(std::min(kChunk, tokens_ - first), options.shape.num_kv_heads);
       Check(session_.Step(0, {}, rows, rows).status());
     }
+    raw_ = std::make_unique<RawCalls>(address, Request().SerializeAsString());
     stream_ = client_.OpenStepStream();
   }
 
-  void Unary() { Keep(session_.Step(0, q_, k_, k_, position_)); }
-  void Stream() {
-    absl::StatusOr<uint64_t> id = stream_->Send(*session_.MakeStep(0, q_, k_, k_, position_));
+  void Unary() { raw_->Unary(); }
+  void Stream() { raw_->Stream(); }
+  void ClientUnary() { Check(session_.Step(0, q_, k_, k_).status()); }
+  void ClientStream() {
+    absl::StatusOr<uint64_t> id = stream_->Send(*session_.MakeStep(0, q_, k_, k_));
     Check(id.status());
-    Keep(stream_->Wait(*id));
+    Check(stream_->Wait(*id).status());
   }
+
+  // Looks at the last bare call's answer, and cuts the session to its first length.
+  void Reset(bool was_bare_call) {
+    Check(session_.Rewind(tokens_).status());
+    if (!was_bare_call) return;
+    v1::StepResponse answer;
+    Check(answer.ParseFromString(raw_->LastAnswer()) ? absl::OkStatus() : absl::InternalError("not a StepResponse"));
+    Check(answer.status().code() == 0 ? absl::OkStatus() : absl::InternalError(answer.status().message()));
+    queue_us_.push_back(1e-3 * static_cast<double>(answer.timing().queue_ns()));
+    compute_us_.push_back(1e-3 * static_cast<double>(answer.timing().compute_ns()));
+  }
+
+  size_t request_bytes() const { return Request().ByteSizeLong(); }
 
   // Medians of what the server says about its own part, in microseconds.
   double queue_us() { return Median(&queue_us_); }
@@ -78,10 +98,19 @@ class OneTokenStep {
     return values;
   }
 
-  void Keep(const absl::StatusOr<client::StepResult>& result) {
-    Check(result.status());
-    queue_us_.push_back(absl::ToDoubleMicroseconds(result->queue_time));
-    compute_us_.push_back(absl::ToDoubleMicroseconds(result->compute_time));
+  v1::StepRequest Request() const {
+    v1::StepRequest request;
+    v1::Segment* segment = request.add_segments();
+    segment->set_session_id(session_.id());
+    segment->set_num_tokens(1);
+    const auto fill = [](const std::vector<float>& values, v1::Tensor* tensor) {
+      tensor->set_dtype(v1::DTYPE_F32);
+      tensor->set_data(values.data(), values.size() * sizeof(float));
+    };
+    fill(q_, request.mutable_q());
+    fill(k_, request.mutable_k());
+    fill(k_, request.mutable_v());
+    return request;
   }
 
   static double Median(std::vector<double>* values) {
@@ -91,10 +120,11 @@ class OneTokenStep {
   }
 
   const Case options_;
+  const int64_t tokens_;
   const Client client_;
   const client::Session session_;
   const std::vector<float> q_, k_;
-  client::StepOptions position_;
+  std::unique_ptr<RawCalls> raw_;
   std::unique_ptr<client::StepStream> stream_;
   std::vector<double> queue_us_, compute_us_;
 };
@@ -113,9 +143,7 @@ void PrintRow(const Case& c, const std::string& name, double seconds, double roo
 // Whether both processes came up.
 bool RunCase(const Case& c) {
   const int64_t q_bytes = 4 * int64_t{c.shape.num_q_heads} * c.shape.head_dim;
-  const int64_t k_bytes = 4 * int64_t{c.shape.num_kv_heads} * c.shape.head_dim;
-  // What the message holds beside its tensors: the session's id, positions, timings, field headers.
-  constexpr int64_t kRequestRest = 64, kAnswerRest = 32;
+  constexpr int64_t kAnswerRest = 32;  // what the answer holds beside its tensor: positions, timings, field headers
   const std::unique_ptr<ServingProcess> echo_server =
       ServingProcess::ForkEcho(static_cast<size_t>(q_bytes + kAnswerRest));
   const std::string attnd = std::filesystem::read_symlink("/proc/self/exe").replace_filename("attnd");
@@ -124,16 +152,26 @@ bool RunCase(const Case& c) {
                                     "--compute_threads=" + std::to_string(c.threads)});
   if (echo_server == nullptr || server == nullptr) return false;
   OneTokenStep step(c, server->address());
-  EchoClient echo(echo_server->address(), static_cast<size_t>(q_bytes + 2 * k_bytes + kRequestRest));
-  const std::vector<double> medians = MediansInterleaved(
-      c.seconds, {[&] { step.Unary(); }, [&] { echo.Unary(); }, [&] { step.Stream(); }, [&] { echo.Stream(); }});
+  RawCalls echo(echo_server->address(), std::string(step.request_bytes(), '\x2A'));
+  const std::vector<std::function<void()>> works = {
+      [&] { step.Unary(); },  [&] { echo.Unary(); },       [&] { step.Stream(); },
+      [&] { echo.Stream(); }, [&] { step.ClientUnary(); }, [&] { step.ClientStream(); },
+  };
+  const std::vector<double> medians = MediansInterleaved(c.seconds, works, [&](size_t work) {
+    if (work != 1 && work != 3) step.Reset(/*was_bare_call=*/work < 4);
+  });
+  const double compute = 1e-6 * step.compute_us();
   PrintRow(c, "rpc_unary", medians[0], medians[1]);
+  PrintRow(c, "overhead_unary", medians[0] - compute, medians[1]);
+  PrintRow(c, "client_unary", medians[4], medians[1]);
   PrintRow(c, "echo_unary", medians[1], medians[1]);
   PrintRow(c, "rpc_stream", medians[2], medians[3]);
+  PrintRow(c, "overhead_stream", medians[2] - compute, medians[3]);
+  PrintRow(c, "client_stream", medians[5], medians[3]);
   PrintRow(c, "echo_stream", medians[3], medians[3]);
   if (!c.json) {
-    std::printf("of a step, in the server: %.1f us waiting, %.1f us computing (medians)\n", step.queue_us(),
-                step.compute_us());
+    std::printf("of a step, in the server: %.1f us waiting, %.1f us computing (medians); overhead = rpc - computing\n",
+                step.queue_us(), step.compute_us());
   }
   return true;
 }

@@ -43,13 +43,14 @@ bool RunInChild(const std::function<bool()>& f);
 // its address as attnd does.
 [[noreturn]] void ServeEcho(size_t answer_bytes, int output);
 
-// The echo's client: serialized bytes in, nothing looked at.
-class EchoClient {
+// Bare calls of Step and StepStream, of the echo and of attnd alike: serialized bytes in and out, nothing looked at.
+class RawCalls {
  public:
-  EchoClient(const std::string& address, size_t request_bytes);
-  ~EchoClient();
+  RawCalls(const std::string& address, const std::string& request);
+  ~RawCalls();
   void Unary();
   void Stream();  // one message there and back on a stream that stays open
+  std::string LastAnswer() const;
 
  private:
   struct Impl;

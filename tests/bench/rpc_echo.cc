@@ -4,6 +4,8 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <string>
+#include <vector>
 
 #include "attnd/v1/attnd.grpc.pb.h"
 #include "tests/bench/rpc.h"
@@ -14,14 +16,14 @@ namespace {
 constexpr char kStep[] = "/attnd.v1.Attention/Step";
 constexpr char kStepStream[] = "/attnd.v1.Attention/StepStream";
 
-grpc::ByteBuffer Bytes(size_t count) {
-  const grpc::Slice slice(std::string(count, '\x2A'));
+grpc::ByteBuffer Wrap(const std::string& bytes) {
+  const grpc::Slice slice(bytes);
   return grpc::ByteBuffer(&slice, 1);
 }
 
 void Check(bool ok, const char* what) {
   if (ok) return;
-  std::fprintf(stderr, "attnd_bench: the echo failed: %s\n", what);
+  std::fprintf(stderr, "attnd_bench: a bare call failed: %s\n", what);
   std::exit(1);
 }
 
@@ -46,7 +48,7 @@ using RawService = v1::Attention::WithRawCallbackMethod_StepStream<RawStep>;
 
 class EchoService final : public RawService {
  public:
-  explicit EchoService(size_t answer_bytes) : answer_(Bytes(answer_bytes)) {}
+  explicit EchoService(size_t answer_bytes) : answer_(Wrap(std::string(answer_bytes, '\x2A'))) {}
 
   grpc::ServerUnaryReactor* Step(grpc::CallbackServerContext* context, const grpc::ByteBuffer*,
                                  grpc::ByteBuffer* response) override {
@@ -77,14 +79,14 @@ void ServeEcho(size_t answer_bytes, int output) {
   for (;;) pause();
 }
 
-// ---- the client
+// ---- the bare calls
 
-struct EchoClient::Impl {
+struct RawCalls::Impl {
   using Stream = grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>;
 
-  Impl(const std::string& address, size_t request_bytes)
+  Impl(const std::string& address, const std::string& request_bytes)
       : channel(grpc::CreateChannel(address, grpc::InsecureChannelCredentials())),
-        request(Bytes(request_bytes)),
+        request(Wrap(request_bytes)),
         unary(kStep, grpc::internal::RpcMethod::NORMAL_RPC, channel),
         streamed(kStepStream, grpc::internal::RpcMethod::BIDI_STREAMING, channel) {}
 
@@ -93,30 +95,39 @@ struct EchoClient::Impl {
   const grpc::internal::RpcMethod unary, streamed;
   grpc::ClientContext stream_context;
   std::unique_ptr<Stream> stream;
+  grpc::ByteBuffer answer;
 };
 
-EchoClient::EchoClient(const std::string& address, size_t request_bytes)
-    : impl_(std::make_unique<Impl>(address, request_bytes)) {
+RawCalls::RawCalls(const std::string& address, const std::string& request)
+    : impl_(std::make_unique<Impl>(address, request)) {
   impl_->stream.reset(grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(
       impl_->channel.get(), impl_->streamed, &impl_->stream_context));
 }
 
-EchoClient::~EchoClient() {
+RawCalls::~RawCalls() {
   impl_->stream->WritesDone();
   Check(impl_->stream->Finish().ok(), "end of the stream");
 }
 
-void EchoClient::Unary() {
+void RawCalls::Unary() {
   grpc::ClientContext context;
-  grpc::ByteBuffer answer;
+  impl_->answer.Clear();
   const grpc::Status status = grpc::internal::BlockingUnaryCall<grpc::ByteBuffer, grpc::ByteBuffer>(
-      impl_->channel.get(), impl_->unary, &context, impl_->request, &answer);
+      impl_->channel.get(), impl_->unary, &context, impl_->request, &impl_->answer);
   Check(status.ok(), status.error_message().c_str());
 }
 
-void EchoClient::Stream() {
-  grpc::ByteBuffer answer;
-  Check(impl_->stream->Write(impl_->request) && impl_->stream->Read(&answer), "the stream broke");
+void RawCalls::Stream() {
+  impl_->answer.Clear();
+  Check(impl_->stream->Write(impl_->request) && impl_->stream->Read(&impl_->answer), "the stream broke");
+}
+
+std::string RawCalls::LastAnswer() const {
+  std::vector<grpc::Slice> slices;
+  std::string bytes;
+  Check(impl_->answer.Dump(&slices).ok(), "no answer");
+  for (const grpc::Slice& slice : slices) bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  return bytes;
 }
 
 }  // namespace attnd::bench
