@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "server/flags.h"
 #include "server/log.h"
 #include "server/metrics.h"
@@ -66,6 +67,9 @@ int Serve(const Options& options, const sigset_t& signals) {
 }
 
 int Main(int argc, char** argv) {
+  // Debian builds Abseil with its detector of lock cycles on: at every Lock it keeps a graph, which costs microseconds
+  // a step. Tests leave it on.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const CommandLine command_line = ParseCommandLine(argc, argv);
   const sigset_t signals = BlockSignals();
   switch (command_line.action) {

@@ -14,7 +14,7 @@ namespace {
 
 // Waking the other threads takes tens of microseconds: below this, one thread is done sooner.
 constexpr double kInlineUs = 40;
-// Rough speeds of one thread, for that choice alone.
+// Rough speeds of one thread, for such choices alone.
 constexpr double kBytesPerUs = 8e3;
 constexpr double kFlopsPerUs = 5e4;
 
@@ -46,14 +46,14 @@ void WriteBlockRows(SegmentRun* run, int64_t begin, int64_t end, int head) {
   WriteTokens(layout, block, slot, static_cast<int>(end - begin), rows(run->k), rows(run->v));
 }
 
-double AttendUs(const AttentionWork& w) {
-  const double dims = w.shape.head_dim + w.shape.value_dim;
-  const double bytes = dims * w.num_keys * w.heads.num_kv_heads * static_cast<double>(KvElementBytes(w.shape.dtype));
-  const double flops = 2.0 * dims * w.num_keys * w.heads.num_q_heads * w.num_queries;
+}  // namespace
+
+double EstimateAttendUs(const KvShape& shape, const HeadCounts& heads, int64_t num_queries, int64_t num_keys) {
+  const double dims = shape.head_dim + shape.value_dim;
+  const double bytes = dims * num_keys * heads.num_kv_heads * static_cast<double>(KvElementBytes(shape.dtype));
+  const double flops = 2.0 * dims * num_keys * heads.num_q_heads * num_queries;
   return std::max(bytes / kBytesPerUs, flops / kFlopsPerUs);
 }
-
-}  // namespace
 
 BatchRunner::BatchRunner(int threads, std::function<absl::Status()> hook)
     : pool_(threads), batch_(threads), hook_(std::move(hook)) {}
@@ -122,7 +122,7 @@ void BatchRunner::Attend(absl::Span<const ChunkWork> chunks) {
       work.weights = piece->weights.data();
       ++piece;
     }
-    us += AttendUs(work);
+    us += EstimateAttendUs(work.shape, work.heads, work.num_queries, work.num_keys);
     batch_.Add(work);
   }
   const int tasks = batch_.Plan();

@@ -1,7 +1,7 @@
 // Computes a batch: checks the callers' numbers, writes their keys and values into blocks, attends. Knows nothing of
 // queues, the mutex or who waits for the answer: failures are left in the runs' statuses.
 //
-// Used by the compute thread only.
+// One thread at a time may call Run.
 #ifndef ATTND_SERVER_ENGINE_BATCH_RUNNER_H_
 #define ATTND_SERVER_ENGINE_BATCH_RUNNER_H_
 
@@ -19,6 +19,9 @@
 #include "server/engine/worker_pool.h"
 
 namespace attnd {
+
+// Roughly how long one thread attends, in microseconds: `num_queries` rows per head over `num_keys` keys.
+double EstimateAttendUs(const KvShape& shape, const HeadCounts& heads, int64_t num_queries, int64_t num_keys);
 
 class BatchRunner {
  public:

@@ -1,8 +1,9 @@
 // The engine: sessions, their queue, and the loop that computes them. Free of gRPC, protobuf and Prometheus.
 //
-// Threads. Every method may be called from any thread and none but Drain computes or waits for compute: work is queued
-// for the engine's one compute thread, which forms a batch of whatever is queued (continuous batching), computes it on
-// a oneTBB arena of `compute_threads` threads and calls the completions from the compute thread (they must be short).
+// Threads. Every method may be called from any thread and none but Drain waits for compute: work is queued for the
+// engine's one compute thread, which forms a batch of whatever is queued (continuous batching), computes it on a oneTBB
+// arena of `compute_threads` threads and calls the completions from the compute thread (they must be short). Only a
+// step of a few tokens that takes a fraction of a millisecond, brought to an idle engine, is computed by Submit itself.
 #ifndef ATTND_SERVER_ENGINE_ENGINE_H_
 #define ATTND_SERVER_ENGINE_ENGINE_H_
 

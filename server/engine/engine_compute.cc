@@ -1,4 +1,4 @@
-// The compute thread: forms a batch of what is queued, computes it, commits it and answers.
+// Forms a batch of what is queued, computes it, commits it and answers.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -78,40 +78,46 @@ void PrepareBuffers(Job* job) {
 
 void EngineImpl::ComputeLoop() {
   std::vector<PendingCreate> creates;
-  Plan plan;
   Afterwards after;
-  while (WaitForWork(&creates, &plan, &after)) {
-    RunAfterwards(std::move(after));
-    after = Afterwards();
+  while (WaitForWork(&creates, &after)) {
     if (!creates.empty()) PrepareAndCreate(std::exchange(creates, {}));
-    if (plan.jobs.empty()) continue;
-    const absl::Time begin = absl::Now();
-    Compute(&plan);
-    {
-      absl::MutexLock lock(&mutex_);
-      EndBatch(plan, Since(begin, absl::Now()), &after);
-    }
-    RunAfterwards(std::exchange(after, Afterwards()));
+    RunBatch(std::exchange(after, Afterwards()));
   }
 }
 
 // False when the engine stops.
-bool EngineImpl::WaitForWork(std::vector<PendingCreate>* creates, Plan* plan, Afterwards* after) {
+bool EngineImpl::WaitForWork(std::vector<PendingCreate>* creates, Afterwards* after) {
   absl::MutexLock lock(&mutex_);
-  busy_ = false;
-  while (!stopping_ && creates_.empty() && !scheduler_.has_ready()) work_cv_.Wait(&mutex_);
+  while (!stopping_ && (busy_ || (creates_.empty() && !scheduler_.has_ready()))) work_cv_.Wait(&mutex_);
   if (stopping_) return false;
   busy_ = true;
   creates->swap(creates_);
+  FormBatch(after);
+  return true;
+}
+
+void EngineImpl::RunBatch(Afterwards after) {
+  RunAfterwards(std::exchange(after, Afterwards()));  // of what was dropped while the batch was formed
+  if (!plan_.jobs.empty()) {
+    const absl::Time begin = absl::Now();
+    Compute(&plan_);
+    {
+      absl::MutexLock lock(&mutex_);
+      EndBatch(plan_, Since(begin, absl::Now()), &after);
+    }
+    RunAfterwards(std::move(after));
+  }
+  absl::MutexLock lock(&mutex_);
+  busy_ = false;
+  if (!creates_.empty() || scheduler_.has_ready()) work_cv_.Signal();
+}
+
+void EngineImpl::FormBatch(Afterwards* after) {
+  Plan* const plan = &plan_;
   plan->jobs.clear();
   plan->is_last.clear();
   plan->chunks.clear();
   plan->tokens = 0;
-  FormBatch(plan, after);
-  return true;
-}
-
-void EngineImpl::FormBatch(Plan* plan, Afterwards* after) {
   const absl::Time now = absl::Now();
   const Scheduler::Batch batch = scheduler_.Form(
       now, [this](uint64_t id) ABSL_NO_THREAD_SAFETY_ANALYSIS { return jobs_.find(id)->second->cancelled(); });

@@ -1,8 +1,9 @@
 // The engine behind engine.h. One mutex guards everything but tensors and blocks; it is held for bookkeeping only,
 // never while something is computed or a completion is called.
 //
-// Threads: callers'; the compute thread (ComputeLoop: forms batches, computes, commits, completes); the reaper, which
-// expires idle sessions and otherwise sleeps until the next one is due.
+// Threads: callers'; the compute thread (ComputeLoop: forms batches, computes, commits, completes), in whose place a
+// caller computes a short step that it brings while there is nothing else to do; the reaper, which expires idle
+// sessions and otherwise sleeps until the next one is due.
 //
 // Invariants
 //   1. A job is in jobs_ and in scheduler_ from Submit until it is finished; each is finished exactly once.
@@ -85,15 +86,23 @@ class EngineImpl final : public Engine {
   // submission
   absl::Status CheckAccepting(int64_t tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Enqueue(std::unique_ptr<Job> job, bool prefill, int64_t scratch_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status AdmitStep(std::unique_ptr<Job>* job) ABSL_LOCKS_EXCLUDED(mutex_);
+  struct Admission {
+    absl::Status status;
+    bool compute_here = false;  // the caller has been given the compute thread's place: it must call RunBatch
+    Afterwards after;
+  };
+  Admission AdmitStep(std::unique_ptr<Job>* job) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool MayComputeHere(const Job& job) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Duration QueueRetryDelay() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Reject(const absl::Status& status);
 
   // compute
   void ComputeLoop() ABSL_LOCKS_EXCLUDED(mutex_);
-  bool WaitForWork(std::vector<PendingCreate>* creates, Plan* plan, Afterwards* after) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool WaitForWork(std::vector<PendingCreate>* creates, Afterwards* after) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Computes plan_, ends what is finished, and lets others compute. REQUIRES: busy_ was set for the caller.
+  void RunBatch(Afterwards after) ABSL_LOCKS_EXCLUDED(mutex_);
   void PrepareAndCreate(std::vector<PendingCreate> creates) ABSL_LOCKS_EXCLUDED(mutex_);
-  void FormBatch(Plan* plan, Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FormBatch(Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // into plan_
   void StartJob(Job* job, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddChunks(Job* job, int64_t begin, int64_t end, Plan* plan);
   void Compute(Plan* plan) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -127,7 +136,7 @@ class EngineImpl final : public Engine {
   uint64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 1;
   absl::Time reaper_wakes_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   double tokens_per_second_ ABSL_GUARDED_BY(mutex_) = 0;  // smoothed
-  bool busy_ ABSL_GUARDED_BY(mutex_) = false;             // the compute thread is not waiting
+  bool busy_ ABSL_GUARDED_BY(mutex_) = false;             // a thread computes, or answers what it computed
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // what is left is to be completed with UNAVAILABLE
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
@@ -136,7 +145,9 @@ class EngineImpl final : public Engine {
   std::atomic<int64_t> stat_sessions_{0}, stat_queue_depth_{0}, stat_queue_tokens_{0};
   std::atomic<bool> stat_draining_{false};
 
-  BatchRunner runner_;  // the compute thread's
+  // Of the thread that has set busy_.
+  BatchRunner runner_;
+  Plan plan_;
   std::thread reaper_thread_;
   std::thread compute_thread_;
 };
