@@ -58,6 +58,8 @@ ABSL_FLAG(int64_t, max_sessions, Options().max_sessions, "most sessions open at 
 ABSL_FLAG(absl::Duration, session_idle_ttl, Options().session_idle_ttl,
           "how long a session without a time to live of its own may stay idle; inf: for ever");
 ABSL_FLAG(int64_t, max_queue_tokens, Options().max_queue_tokens, "most tokens that wait to be computed");
+ABSL_FLAG(int64_t, max_queue_requests, Options().max_queue_requests, "most requests that wait to be computed");
+ABSL_FLAG(int64_t, max_streams, Options().max_streams, "most StepStream calls open at a time, over all connections");
 ABSL_FLAG(int64_t, prefill_chunk_tokens, Options().prefill_chunk_tokens,
           "most tokens of long steps computed in one batch: fewer let one-token steps through sooner");
 ABSL_FLAG(ByteSize, max_message_bytes, ByteSize{Options().max_message_bytes}, "largest request and largest answer");
@@ -78,9 +80,23 @@ namespace {
 
 // In the order of --help and --print_config.
 constexpr absl::string_view kFlagNames[] = {
-    "listen",           "metrics_listen",   "kv_cache_bytes",    "compute_threads",    "max_sessions",
-    "session_idle_ttl", "max_queue_tokens", "max_message_bytes", "max_inflight_bytes", "prefill_chunk_tokens",
-    "drain_timeout",    "tls_cert",         "tls_key",           "tls_client_ca",      "auth_tokens_file",
+    "listen",
+    "metrics_listen",
+    "kv_cache_bytes",
+    "compute_threads",
+    "max_sessions",
+    "session_idle_ttl",
+    "max_queue_tokens",
+    "max_queue_requests",
+    "max_streams",
+    "max_message_bytes",
+    "max_inflight_bytes",
+    "prefill_chunk_tokens",
+    "drain_timeout",
+    "tls_cert",
+    "tls_key",
+    "tls_client_ca",
+    "auth_tokens_file",
 };
 
 std::string EnvironmentName(absl::string_view flag) { return absl::StrCat("ATTND_", absl::AsciiStrToUpper(flag)); }
@@ -124,6 +140,8 @@ Options OptionsFromFlags() {
   options.max_sessions = absl::GetFlag(FLAGS_max_sessions);
   options.session_idle_ttl = absl::GetFlag(FLAGS_session_idle_ttl);
   options.max_queue_tokens = absl::GetFlag(FLAGS_max_queue_tokens);
+  options.max_queue_requests = absl::GetFlag(FLAGS_max_queue_requests);
+  options.max_streams = absl::GetFlag(FLAGS_max_streams);
   options.prefill_chunk_tokens = absl::GetFlag(FLAGS_prefill_chunk_tokens);
   options.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes).bytes;
   options.max_inflight_bytes = absl::GetFlag(FLAGS_max_inflight_bytes).bytes;
@@ -206,6 +224,8 @@ void PrintConfig(const Options& o, std::ostream& out) {
   line("max_sessions", o.max_sessions);
   line("session_idle_ttl", absl::FormatDuration(o.session_idle_ttl));
   line("max_queue_tokens", o.max_queue_tokens);
+  line("max_queue_requests", o.max_queue_requests);
+  line("max_streams", o.max_streams);
   line("prefill_chunk_tokens", o.prefill_chunk_tokens);
   line("max_message_bytes", FormatBytes(o.max_message_bytes));
   line("max_inflight_bytes", FormatBytes(o.max_inflight_bytes));

@@ -82,6 +82,7 @@ absl::Status Check(const Options& o) {
   if (status.ok()) status = CheckPositive("session_idle_ttl", o.session_idle_ttl);
   if (status.ok()) status = CheckRange("max_queue_tokens", o.max_queue_tokens, int64_t{1}, kMany);
   if (status.ok()) status = CheckRange("max_queue_requests", o.max_queue_requests, int64_t{1}, kMany);
+  if (status.ok()) status = CheckRange("max_streams", o.max_streams, int64_t{1}, kMany);
   if (status.ok()) status = CheckRange("prefill_chunk_tokens", o.prefill_chunk_tokens, int64_t{1}, kMany);
   if (status.ok()) status = CheckRange("max_message_bytes", o.max_message_bytes, kSmallestMessage, kLargestMessage);
   if (status.ok()) status = CheckRange("max_inflight_bytes", o.max_inflight_bytes, o.max_message_bytes, kMany);

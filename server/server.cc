@@ -54,6 +54,7 @@ absl::StatusOr<RpcOptions> MakeRpcOptions(const Options& options) {
                       {"KV_DTYPE_INT8", KernelPath(KvDType::kInt8)}};
   rpc.max_message_bytes = options.max_message_bytes;
   rpc.max_inflight_bytes = options.max_inflight_bytes;
+  rpc.max_streams = options.max_streams;
   if (options.auth_tokens_file.empty()) return rpc;
   auto tokens = TokenTable::FromFile(options.auth_tokens_file);
   if (!tokens.ok()) {
@@ -96,8 +97,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& given) {
   absl::StatusOr<std::unique_ptr<Engine>> engine = Engine::Create(MakeEngineOptions(*options), server->metrics_.get());
   if (!engine.ok()) return engine.status();
   server->engine_ = *std::move(engine);
-  server->metrics_->SetStatsSource(server->engine_.get());
   server->service_ = std::make_unique<AttentionService>(server->engine_.get(), server->metrics_.get(), *rpc_options);
+  server->metrics_->SetStatsSource(server->engine_.get(), server->service_.get());
 
   if (!options->metrics_listen.empty()) {
     auto metrics_server = MetricsServer::Start(options->metrics_listen, server->metrics_->collectable());
@@ -116,7 +117,7 @@ Server::~Server() {
   Hurry();
   if (grpc_server_ != nullptr && !drained_) Drain();
   metrics_server_.reset();
-  if (metrics_ != nullptr) metrics_->SetStatsSource(nullptr);
+  if (metrics_ != nullptr) metrics_->SetStatsSource(nullptr, nullptr);
 }
 
 const std::string& Server::address() const { return grpc_server_->address(); }

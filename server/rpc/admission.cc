@@ -7,6 +7,8 @@ namespace attnd {
 namespace {
 
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(100);
+// Streams last: a place is not likely to be free within milliseconds.
+constexpr absl::Duration kStreamRetryDelay = absl::Seconds(1);
 
 }  // namespace
 
@@ -18,6 +20,15 @@ absl::Status Admission::Reserve(int64_t bytes) {
                    absl::StrCat("the requests that wait hold ", others, " bytes, and ", bytes,
                                 " more would exceed the ", max_bytes_, " allowed (--max_inflight_bytes)"),
                    {{"inflight_bytes", absl::StrCat(others)}, {"limit_bytes", absl::StrCat(max_bytes_)}}, kRetryDelay);
+}
+
+absl::Status Admission::OpenStream() {
+  const int64_t others = streams_.fetch_add(1, std::memory_order_relaxed);
+  if (others < max_streams_) return absl::OkStatus();
+  CloseStream();
+  return MakeError(absl::StatusCode::kResourceExhausted, "STREAM_LIMIT",
+                   absl::StrCat("there are ", others, " open streams; the limit is ", max_streams_, " (--max_streams)"),
+                   {{"limit", absl::StrCat(max_streams_)}}, kStreamRetryDelay);
 }
 
 absl::Status Admission::DrainingError() {

@@ -18,6 +18,10 @@ StepStreamCall* StepStreamCall::Start(ServiceState* state, grpc::CallbackServerC
   }
   // After the registration: a drain that begins in between is seen by one of the two.
   absl::Status status = Admit(*state, *context, /*served_while_draining=*/false);
+  if (status.ok()) {
+    status = state->admission.OpenStream();
+    stream->admitted_ = status.ok();
+  }
   if (!status.ok()) {
     state->observer->OnError(GetErrorDetails(status).reason);
     stream->End(status);
@@ -175,6 +179,7 @@ void StepStreamCall::OnDone() {
   absl::MutexLock lock(&mutex_);
   // Counted here and not at the end's start: a read that failed looks like a half-close until OnCancel has run.
   scope_->Handled(context_->IsCancelled() ? CancelCode(*context_) : end_status_.code());
+  if (admitted_) state_->admission.CloseStream();
   scope_.reset();  // last: from here on the service may be gone
 }
 

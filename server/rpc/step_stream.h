@@ -67,6 +67,7 @@ class StepStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   ServiceState* const state_;
   grpc::CallbackServerContext* const context_;
   const std::shared_ptr<CancelToken> cancel_ = std::make_shared<CancelToken>();
+  bool admitted_ = false;           // it holds one of the places for streams
   std::optional<CallScope> scope_;  // ends with OnDone: this object may outlive the service by a moment
   grpc::ByteBuffer incoming_;       // of the one read in progress
 
