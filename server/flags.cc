@@ -60,6 +60,8 @@ ABSL_FLAG(absl::Duration, session_idle_ttl, Options().session_idle_ttl,
 ABSL_FLAG(int64_t, max_queue_tokens, Options().max_queue_tokens, "most tokens that wait to be computed");
 ABSL_FLAG(int64_t, max_queue_requests, Options().max_queue_requests, "most requests that wait to be computed");
 ABSL_FLAG(int64_t, max_streams, Options().max_streams, "most StepStream calls open at a time, over all connections");
+ABSL_FLAG(int, max_connections, Options().max_connections,
+          "most connections open at a time; 0: what the limit of open files leaves, at most 4096");
 ABSL_FLAG(int64_t, prefill_chunk_tokens, Options().prefill_chunk_tokens,
           "most tokens of long steps computed in one batch: fewer let one-token steps through sooner");
 ABSL_FLAG(ByteSize, max_message_bytes, ByteSize{Options().max_message_bytes}, "largest request and largest answer");
@@ -89,6 +91,7 @@ constexpr absl::string_view kFlagNames[] = {
     "max_queue_tokens",
     "max_queue_requests",
     "max_streams",
+    "max_connections",
     "max_message_bytes",
     "max_inflight_bytes",
     "prefill_chunk_tokens",
@@ -142,6 +145,7 @@ Options OptionsFromFlags() {
   options.max_queue_tokens = absl::GetFlag(FLAGS_max_queue_tokens);
   options.max_queue_requests = absl::GetFlag(FLAGS_max_queue_requests);
   options.max_streams = absl::GetFlag(FLAGS_max_streams);
+  options.max_connections = absl::GetFlag(FLAGS_max_connections);
   options.prefill_chunk_tokens = absl::GetFlag(FLAGS_prefill_chunk_tokens);
   options.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes).bytes;
   options.max_inflight_bytes = absl::GetFlag(FLAGS_max_inflight_bytes).bytes;
@@ -226,6 +230,7 @@ void PrintConfig(const Options& o, std::ostream& out) {
   line("max_queue_tokens", o.max_queue_tokens);
   line("max_queue_requests", o.max_queue_requests);
   line("max_streams", o.max_streams);
+  line("max_connections", o.max_connections);
   line("prefill_chunk_tokens", o.prefill_chunk_tokens);
   line("max_message_bytes", FormatBytes(o.max_message_bytes));
   line("max_inflight_bytes", FormatBytes(o.max_inflight_bytes));

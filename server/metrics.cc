@@ -64,7 +64,7 @@ struct Metrics::State {
   std::array<Counter*, kStages> cancelled;
   std::map<std::string, Counter*, std::less<>> errors, closed;
   Histogram *batch_segments, *batch_tokens;
-  Counter *created, *kv_read_bytes;
+  Counter *created, *kv_read_bytes, *connections_refused;
   Gauge *requests_in_flight, *streams_active, *ready, *draining;
 
   mutable absl::Mutex mutex;
@@ -168,6 +168,8 @@ void Metrics::State::AddRpcs() {
     errors[reason] = &AddCounter("rejected_total", "Errors that went to clients.", {{"reason", reason}});
   }
   requests_in_flight = &AddGauge("requests_in_flight", "Requests received and not yet answered.");
+  connections_refused =
+      &AddCounter("connections_refused_total", "Connections closed at once because as many were open as may be.");
   streams_active = &AddGauge("streams_active", "Open StepStream calls.");
 }
 
@@ -240,6 +242,7 @@ void Metrics::OnError(absl::string_view reason) {
 }
 
 void Metrics::OnRequestsInFlight(int delta) { state_->requests_in_flight->Increment(delta); }
+void Metrics::OnConnectionRefused() { state_->connections_refused->Increment(); }
 void Metrics::OnStreamsActive(int delta) { state_->streams_active->Increment(delta); }
 
 std::string Metrics::Reference() const {

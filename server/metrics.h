@@ -55,6 +55,7 @@ class Metrics final : public EngineObserver, public RpcObserver {
   void OnError(absl::string_view reason) override;
   void OnRequestsInFlight(int delta) override;
   void OnStreamsActive(int delta) override;
+  void OnConnectionRefused() override;
 
  private:
   struct State;

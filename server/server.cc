@@ -106,7 +106,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& given) {
     server->metrics_server_ = *std::move(metrics_server);
   }
   WarnOfExposure(*options);
-  auto grpc_server = GrpcServer::Start(*options, server->service_->service());
+  auto grpc_server = GrpcServer::Start(*options, server->service_->service(),
+                                       [metrics = server->metrics_.get()] { metrics->OnConnectionRefused(); });
   if (!grpc_server.ok()) return grpc_server.status();
   server->grpc_server_ = *std::move(grpc_server);
   server->metrics_->SetReady(true);

@@ -65,6 +65,7 @@ TEST_F(MetricsTest, M07_EverySeriesExistsAtZeroFromTheStart) {
            "attnd_queue_tokens",
            "attnd_inflight_bytes",
            "attnd_streams_active",
+           "attnd_connections_refused_total",
            "attnd_batch_segments_count",
            "attnd_batch_tokens_count",
            "attnd_tokens_total{phase=\"decode\"}",
