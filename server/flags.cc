@@ -66,7 +66,7 @@ ABSL_FLAG(int64_t, prefill_chunk_tokens, Options().prefill_chunk_tokens,
           "most tokens of long steps computed in one batch: fewer let one-token steps through sooner");
 ABSL_FLAG(ByteSize, max_message_bytes, ByteSize{Options().max_message_bytes}, "largest request and largest answer");
 ABSL_FLAG(ByteSize, max_inflight_bytes, ByteSize{Options().max_inflight_bytes},
-          "most bytes of requests that wait or are computed; auto: an eighth of the memory limit");
+          "most bytes of requests and their answers at a time; auto: an eighth of the memory limit");
 ABSL_FLAG(absl::Duration, drain_timeout, Options().drain_timeout,
           "after SIGTERM, how long running steps may take to finish");
 ABSL_FLAG(std::string, tls_cert, "", "file of the server's certificate chain (PEM); serves TLS");

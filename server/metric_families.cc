@@ -95,9 +95,9 @@ void AppendEngineFamilies(const EngineStats& stats, std::vector<MetricFamily>* f
 void AppendEdgeFamilies(const EdgeStats& stats, std::vector<MetricFamily>* families) {
   AppendGauge(families, "attnd_streams_limit", "Most StepStream calls that may be open at a time.",
               stats.streams_limit);
-  AppendGauge(families, "attnd_inflight_bytes", "Bytes of requests that wait, are computed or whose answer is written.",
+  AppendGauge(families, "attnd_inflight_bytes", "Bytes of requests and of their answers, until these are written.",
               stats.inflight_bytes);
-  AppendGauge(families, "attnd_inflight_bytes_limit", "Most bytes of requests that may be held at a time.",
+  AppendGauge(families, "attnd_inflight_bytes_limit", "Most bytes of requests and answers that may be held at a time.",
               stats.inflight_bytes_limit);
 }
 

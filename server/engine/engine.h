@@ -103,6 +103,9 @@ struct StepTask {
     float* lse = nullptr;
   };
   absl::AnyInvocable<Buffers(size_t out_bytes, size_t lse_floats)> allocate;
+  // Called by Submit before the step is queued, with the bytes that `allocate` will be asked for; an error refuses the
+  // step. Called with the engine's mutex held: must be short and must not call the engine. May be null.
+  absl::AnyInvocable<absl::Status(int64_t answer_bytes)> reserve_answer;
   absl::Time deadline = absl::InfiniteFuture();
   std::shared_ptr<CancelToken> cancel;
   absl::AnyInvocable<void(StepOutcome)> done;

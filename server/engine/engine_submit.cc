@@ -23,6 +23,17 @@ bool IsPrefill(const StepTask& step) {
                      [](const StepSegment& s) { return s.num_tokens > kDecodeTokens; });
 }
 
+// Bytes of the step's out and LSE. All segments that were found have the same heads and dims.
+int64_t AnswerBytes(const StepTask& step, int64_t tokens, const std::vector<SegmentRun>& runs) {
+  if (step.q_bytes == 0) return 0;
+  for (const SegmentRun& run : runs) {
+    if (run.layout == nullptr) continue;
+    const int64_t lse_bytes = step.return_lse ? run.heads.num_q_heads * static_cast<int64_t>(sizeof(float)) : 0;
+    return tokens * (static_cast<int64_t>(run.out_row_bytes()) + lse_bytes);
+  }
+  return 0;
+}
+
 SegmentRun MakeAttendRun(const AttendTask& task, const BlockLayout* layout) {
   SegmentRun run;
   run.num_tokens = task.num_queries;
@@ -126,6 +137,10 @@ EngineImpl::Admission EngineImpl::AdmitStep(std::unique_ptr<Job>* job) {
   (*job)->tokens = runs.back().first_token + runs.back().num_tokens;
   status = CheckAccepting((*job)->tokens);
   if (!status.ok() || (*job)->AllFailed()) return Admission{.status = status, .compute_here = false, .after = {}};
+  if (step.reserve_answer != nullptr) {
+    status = (*job)->step.reserve_answer(AnswerBytes(step, (*job)->tokens, runs));
+    if (!status.ok()) return Admission{.status = status, .compute_here = false, .after = {}};
+  }
   const bool prefill = IsPrefill(step);
   Admission admission;
   admission.compute_here = !prefill && MayComputeHere(**job);

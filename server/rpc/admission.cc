@@ -12,13 +12,16 @@ constexpr absl::Duration kStreamRetryDelay = absl::Seconds(1);
 
 }  // namespace
 
-absl::Status Admission::Reserve(int64_t bytes) {
-  const int64_t others = bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  if (others == 0 || others + bytes <= max_bytes_) return absl::OkStatus();
-  Release(bytes);
+absl::Status Admission::Reserve(int64_t bytes) { return Extend(0, bytes); }
+
+absl::Status Admission::Extend(int64_t held, int64_t more) {
+  const int64_t others = bytes_.fetch_add(more, std::memory_order_relaxed) - held;
+  const int64_t bytes = held + more;
+  if (others <= 0 || others + bytes <= max_bytes_) return absl::OkStatus();
+  Release(more);
   return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
-                   absl::StrCat("the requests that wait hold ", others, " bytes, and ", bytes,
-                                " more would exceed the ", max_bytes_, " allowed (--max_inflight_bytes)"),
+                   absl::StrCat("requests and answers hold ", others, " bytes, and ", bytes, " more would exceed the ",
+                                max_bytes_, " allowed (--max_inflight_bytes)"),
                    {{"inflight_bytes", absl::StrCat(others)}, {"limit_bytes", absl::StrCat(max_bytes_)}}, kRetryDelay);
 }
 

@@ -1,6 +1,6 @@
-// Which requests are let in: none while the server drains, no more bytes of requests at a time than the server has
-// memory for, and no more streams than it was told. Also counts the calls that are alive, so that a drain knows when
-// the last one is gone. Thread-safe; free of gRPC. Owned by the service, outlives every call.
+// Which requests are let in: none while the server drains, no more bytes of requests and answers at a time than the
+// server has memory for, and no more streams than it was told. Also counts the calls that are alive, so that a drain
+// knows when the last one is gone. Thread-safe; free of gRPC. Owned by the service, outlives every call.
 #ifndef ATTND_SERVER_RPC_ADMISSION_H_
 #define ATTND_SERVER_RPC_ADMISSION_H_
 
@@ -21,6 +21,8 @@ class Admission {
   // Reserves the bytes of a request, to be given back with Release. RESOURCE_EXHAUSTED (QUEUE_FULL) when those of the
   // others leave no room; a request alone is always let in, whatever its size.
   absl::Status Reserve(int64_t bytes);
+  // The same for `more` bytes of a request that holds `held` already: its answer's.
+  absl::Status Extend(int64_t held, int64_t more);
   void Release(int64_t bytes) { bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
 
   // RESOURCE_EXHAUSTED (STREAM_LIMIT) when as many streams are open as may be; otherwise to be given back with

@@ -31,7 +31,7 @@ struct RpcOptions {
   std::map<std::string, std::string> kernel_paths;  // by the name of the KvDType
 
   int64_t max_message_bytes = int64_t{64} << 20;
-  int64_t max_inflight_bytes = int64_t{1} << 30;  // of requests that wait or are computed
+  int64_t max_inflight_bytes = int64_t{1} << 30;  // of requests and their answers
   int64_t max_streams = 4096;                     // open at a time
   std::shared_ptr<const TokenTable> tokens;       // null: no token is asked for
 };

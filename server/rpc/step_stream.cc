@@ -91,10 +91,20 @@ absl::Status StepStreamCall::Submit(Step* step) {
   if (!status.ok()) return status;
   task.deadline = DeadlineOf(*context_);
   task.cancel = cancel_;
+  task.reserve_answer = [this, step](int64_t bytes) { return ReserveAnswer(step, bytes); };
   task.done = [this, step](StepOutcome outcome) {
     Answer(step, FillStepResponse(outcome, *state_->observer, &step->response));
   };
   state_->engine->Submit(std::move(task));
+  return absl::OkStatus();
+}
+
+absl::Status StepStreamCall::ReserveAnswer(Step* step, int64_t bytes) {
+  if (absl::Status status = state_->admission.Extend(step->reserved_bytes, bytes); !status.ok()) return status;
+  step->reserved_bytes += bytes;
+  absl::MutexLock lock(&mutex_);
+  step->bytes += bytes;
+  in_flight_bytes_ += bytes;
   return absl::OkStatus();
 }
 
@@ -109,8 +119,9 @@ void StepStreamCall::Answer(Step* raw, const absl::Status& status) {
     step->response = std::move(answer);
   }
   step->answer = SerializeMessage(step->response);
-  step->response.Clear();
-  step->request.Clear();
+  // Not Clear, which keeps the tensors' memory: the answer may wait long for its client to read.
+  step->response = v1::StepResponse();
+  step->request = v1::StepRequest();
   const auto self = shared_from_this();
   absl::MutexLock lock(&mutex_);
   if (gone_) {

@@ -168,5 +168,57 @@ TEST_F(ProcessBoundsTest, AnIdleServerTakesNoProcessorTime) {
   for (auto& stream : streams) EXPECT_TRUE(stream->Finish().ok());
 }
 
+// The answers of these steps are 256 times as large as their requests: 1024 query heads of 1 dimension, values of 256.
+TEST_F(ProcessBoundsTest, ClientsThatDoNotReadCannotGrowItsMemory) {
+  Start({"--max_inflight_bytes=128MiB", "--max_message_bytes=32MiB"});
+  v1::SessionConfig config = ServiceTest::MeanConfig();
+  config.set_num_q_heads(1024);
+  config.set_value_dim(256);
+  const std::string id = Create(config);
+  v1::StepRequest append;
+  append.add_segments()->set_session_id(id);
+  append.mutable_segments(0)->set_num_tokens(1);
+  *append.mutable_k() = F32({0});
+  *append.mutable_v() = F32(Floats(256, 1));
+  v1::StepResponse response;
+  ASSERT_TRUE(Step(stub_.get(), append, &response).ok());
+  v1::StepRequest attend;
+  attend.add_segments()->set_session_id(id);
+  attend.mutable_segments(0)->set_num_tokens(1);
+  *attend.mutable_q() = F32(Floats(1024, 0));
+  ASSERT_TRUE(Step(stub_.get(), attend, &response).ok());
+  ASSERT_EQ(response.out().data().size(), size_t{1} << 20);
+
+  const int64_t before = program_->ResidentBytes();
+  constexpr int kStreams = 32;
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<v1::Attention::Stub>> stubs;
+  std::vector<std::unique_ptr<ClientStream>> streams;
+  for (int i = 0; i < kStreams; ++i) {
+    stubs.push_back(v1::Attention::NewStub(program_->NewChannel()));
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    streams.push_back(stubs.back()->StepStream(contexts.back().get()));
+    for (int step = 0; step < 60; ++step) ASSERT_TRUE(streams.back()->Write(attend));
+  }
+  // Nearly 2 GiB of answers were asked for. A little each is on the way to its client; the server holds no more than it
+  // was allowed, and its serializations: each answer's copy while it is being made.
+  const auto in_flight = [&] { return program_->Metrics()["attnd_inflight_bytes"]; };
+  EXPECT_TRUE(Eventually([&] { return in_flight() > 64 * kMiB; })) << in_flight();
+  int64_t most = 0;
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_LE(in_flight(), 128 * kMiB);
+    most = std::max(most, program_->ResidentBytes() - before);
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  if (kMemoryIsMeasurable) {
+    EXPECT_LT(most, 256 * kMiB);
+  }
+  EXPECT_EQ(Health(channel_), kServing);
+  for (const auto& context : contexts) context->TryCancel();
+  for (const auto& stream : streams) stream->Finish();
+  EXPECT_TRUE(GaugesReturnToZero());
+  EXPECT_TRUE(Step(stub_.get(), attend, &response).ok());
+}
+
 }  // namespace
 }  // namespace attnd::testing
