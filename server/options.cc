@@ -89,6 +89,7 @@ absl::Status Check(const Options& o) {
   if (status.ok()) status = CheckPositive("session_idle_ttl", o.session_idle_ttl);
   if (status.ok()) status = CheckRange("max_queue_tokens", o.max_queue_tokens, int64_t{1}, kMany);
   if (status.ok()) status = CheckRange("max_queue_requests", o.max_queue_requests, int64_t{1}, kMany);
+  if (status.ok()) status = CheckPositive("max_queue_delay", o.max_queue_delay);
   if (status.ok()) status = CheckRange("max_streams", o.max_streams, int64_t{1}, kMany);
   if (status.ok()) status = CheckConnections(o.max_connections);
   if (status.ok()) status = CheckRange("prefill_chunk_tokens", o.prefill_chunk_tokens, int64_t{1}, kMany);

@@ -37,6 +37,7 @@ EngineOptions MakeEngineOptions(const Options& options) {
   engine.session_idle_ttl = options.session_idle_ttl;
   engine.max_queue_tokens = options.max_queue_tokens;
   engine.max_queue_requests = options.max_queue_requests;
+  engine.max_queue_delay = options.max_queue_delay;
   engine.prefill_chunk_tokens = options.prefill_chunk_tokens;
   engine.poison_cache = options.poison_cache;
   engine.compute_hook = options.compute_hook;
