@@ -58,11 +58,17 @@ ABSL_FLAG(int64_t, max_sessions, Options().max_sessions, "most sessions open at 
 ABSL_FLAG(absl::Duration, session_idle_ttl, Options().session_idle_ttl,
           "how long a session without a time to live of its own may stay idle; inf: for ever");
 ABSL_FLAG(int64_t, max_queue_tokens, Options().max_queue_tokens, "most tokens that wait to be computed");
+ABSL_FLAG(int64_t, max_queue_requests, Options().max_queue_requests, "most requests that wait to be computed");
+ABSL_FLAG(absl::Duration, max_queue_delay, Options().max_queue_delay,
+          "work that would wait longer for compute, as far as can be told, is refused at once; inf: none is");
+ABSL_FLAG(int64_t, max_streams, Options().max_streams, "most StepStream calls open at a time, over all connections");
+ABSL_FLAG(int, max_connections, Options().max_connections,
+          "most connections open at a time; 0: what the limit of open files leaves, at most 4096");
 ABSL_FLAG(int64_t, prefill_chunk_tokens, Options().prefill_chunk_tokens,
           "most tokens of long steps computed in one batch: fewer let one-token steps through sooner");
 ABSL_FLAG(ByteSize, max_message_bytes, ByteSize{Options().max_message_bytes}, "largest request and largest answer");
 ABSL_FLAG(ByteSize, max_inflight_bytes, ByteSize{Options().max_inflight_bytes},
-          "most bytes of requests that wait or are computed; auto: an eighth of the memory limit");
+          "most bytes of requests and their answers at a time; auto: an eighth of the memory limit");
 ABSL_FLAG(absl::Duration, drain_timeout, Options().drain_timeout,
           "after SIGTERM, how long running steps may take to finish");
 ABSL_FLAG(std::string, tls_cert, "", "file of the server's certificate chain (PEM); serves TLS");
@@ -78,9 +84,10 @@ namespace {
 
 // In the order of --help and --print_config.
 constexpr absl::string_view kFlagNames[] = {
-    "listen",           "metrics_listen",   "kv_cache_bytes",    "compute_threads",    "max_sessions",
-    "session_idle_ttl", "max_queue_tokens", "max_message_bytes", "max_inflight_bytes", "prefill_chunk_tokens",
-    "drain_timeout",    "tls_cert",         "tls_key",           "tls_client_ca",      "auth_tokens_file",
+    "listen",           "metrics_listen",    "kv_cache_bytes",     "compute_threads",      "max_sessions",
+    "session_idle_ttl", "max_queue_tokens",  "max_queue_requests", "max_queue_delay",      "max_streams",
+    "max_connections",  "max_message_bytes", "max_inflight_bytes", "prefill_chunk_tokens", "drain_timeout",
+    "tls_cert",         "tls_key",           "tls_client_ca",      "auth_tokens_file",
 };
 
 std::string EnvironmentName(absl::string_view flag) { return absl::StrCat("ATTND_", absl::AsciiStrToUpper(flag)); }
@@ -124,6 +131,10 @@ Options OptionsFromFlags() {
   options.max_sessions = absl::GetFlag(FLAGS_max_sessions);
   options.session_idle_ttl = absl::GetFlag(FLAGS_session_idle_ttl);
   options.max_queue_tokens = absl::GetFlag(FLAGS_max_queue_tokens);
+  options.max_queue_requests = absl::GetFlag(FLAGS_max_queue_requests);
+  options.max_queue_delay = absl::GetFlag(FLAGS_max_queue_delay);
+  options.max_streams = absl::GetFlag(FLAGS_max_streams);
+  options.max_connections = absl::GetFlag(FLAGS_max_connections);
   options.prefill_chunk_tokens = absl::GetFlag(FLAGS_prefill_chunk_tokens);
   options.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes).bytes;
   options.max_inflight_bytes = absl::GetFlag(FLAGS_max_inflight_bytes).bytes;
@@ -206,6 +217,10 @@ void PrintConfig(const Options& o, std::ostream& out) {
   line("max_sessions", o.max_sessions);
   line("session_idle_ttl", absl::FormatDuration(o.session_idle_ttl));
   line("max_queue_tokens", o.max_queue_tokens);
+  line("max_queue_requests", o.max_queue_requests);
+  line("max_queue_delay", absl::FormatDuration(o.max_queue_delay));
+  line("max_streams", o.max_streams);
+  line("max_connections", o.max_connections);
   line("prefill_chunk_tokens", o.prefill_chunk_tokens);
   line("max_message_bytes", FormatBytes(o.max_message_bytes));
   line("max_inflight_bytes", FormatBytes(o.max_inflight_bytes));

@@ -12,9 +12,9 @@
 #include <sstream>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/acceptor.h"
 
 namespace attnd {
 namespace {
@@ -29,6 +29,10 @@ constexpr int kServerPingMs = 30'000;
 constexpr int kServerPingTimeoutMs = 10'000;
 
 constexpr int kMaxStreamsPerConnection = 1024;
+
+// A connection that has not become one of HTTP/2 (and TLS) by then is closed: gRPC's two minutes are a place each for
+// those who connect and say nothing.
+constexpr int kHandshakeTimeoutMs = 20'000;
 
 absl::StatusOr<std::string> ReadFile(absl::string_view flag, const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -59,8 +63,7 @@ void SetLimits(const Options& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder->SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
-  // A second server on the same port is an error and must not share its connections.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinClientPingMs);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kServerPingMs);
@@ -74,9 +77,12 @@ void SetLimits(const Options& options, grpc::ServerBuilder* builder) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& options, grpc::Service* service) {
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& options, grpc::Service* service,
+                                                              std::function<void()> on_refused) {
   auto credentials = MakeCredentials(options);
   if (!credentials.ok()) return credentials.status();
+  auto acceptor = Acceptor::Listen(options.listen);
+  if (!acceptor.ok()) return acceptor.status();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
@@ -84,24 +90,31 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   started->uses_tls_ = !options.tls_cert.empty();
   grpc::ServerBuilder builder;
   SetLimits(options, &builder);
-  int port = 0;
-  builder.AddListeningPort(options.listen, *std::move(credentials), &port);
+  using Builder = grpc::ServerBuilder::experimental_type;
+  started->entrance_ = builder.experimental().AddExternalConnectionAcceptor(Builder::ExternalConnectionType::FROM_FD,
+                                                                            *std::move(credentials));
   builder.RegisterService(service);
   started->server_ = builder.BuildAndStart();
-  if (started->server_ == nullptr || port == 0) {
-    const absl::string_view what = started->uses_tls_ ? ", or the certificate and key do not fit each other" : "";
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", options.listen,
-                     " (--listen): the port is in use, or the address is not one of this machine", what));
+  if (started->server_ == nullptr) {
+    return absl::InvalidArgumentError(started->uses_tls_
+                                          ? "cannot serve TLS: --tls_cert and --tls_key do not fit each other"
+                                          : "gRPC cannot start its server");
   }
-  started->address_ = absl::StartsWith(options.listen, "unix:")
-                          ? options.listen
-                          : absl::StrCat(options.listen.substr(0, options.listen.rfind(':')), ":", port);
+  started->acceptor_ = *std::move(acceptor);
   started->SetServing(true);
+  const auto serve = [entrance = started->entrance_.get()](int listener, int fd) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listener;
+    connection.fd = fd;
+    entrance->HandleNewConnection(&connection);
+  };
+  started->acceptor_->Start(options.max_connections, serve, std::move(on_refused));
   return started;
 }
 
 GrpcServer::~GrpcServer() { Shutdown(absl::ZeroDuration()); }
+
+const std::string& GrpcServer::address() const { return acceptor_->address(); }
 
 void GrpcServer::SetServing(bool serving) {
   grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
@@ -110,6 +123,7 @@ void GrpcServer::SetServing(bool serving) {
 }
 
 void GrpcServer::Shutdown(absl::Duration grace) {
+  if (acceptor_ != nullptr) acceptor_->Stop();
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(grace));
 }
 

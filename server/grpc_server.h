@@ -3,6 +3,7 @@
 #ifndef ATTND_SERVER_GRPC_SERVER_H_
 #define ATTND_SERVER_GRPC_SERVER_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -13,18 +14,25 @@
 namespace grpc {
 class Server;
 class Service;
+namespace experimental {
+class ExternalConnectionAcceptor;
+}
 }  // namespace grpc
 
 namespace attnd {
 
+class Acceptor;
+
 class GrpcServer {
  public:
   // Listens and serves. UNAVAILABLE, naming the address, when it cannot be bound; INVALID_ARGUMENT when the TLS files
-  // cannot be used. `service` must outlive the server. REQUIRES: options are resolved.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const Options& options, grpc::Service* service);
+  // cannot be used. `service` must outlive the server. `on_refused` is told of each connection that was refused because
+  // as many were open as may be. REQUIRES: options are resolved.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const Options& options, grpc::Service* service,
+                                                           std::function<void()> on_refused);
   ~GrpcServer();
 
-  const std::string& address() const { return address_; }  // with the port that was taken
+  const std::string& address() const;  // with the port that was taken
   bool uses_tls() const { return uses_tls_; }
 
   // What grpc.health.v1 says of "" and of attnd.v1.Attention; watchers are told.
@@ -40,9 +48,10 @@ class GrpcServer {
  private:
   GrpcServer() = default;
 
-  std::string address_;
   bool uses_tls_ = false;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> entrance_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Acceptor> acceptor_;
 };
 
 }  // namespace attnd

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "server/acceptor.h"
 #include "server/flags.h"
 #include "server/log.h"
 #include "server/metrics.h"
@@ -72,6 +73,7 @@ int Main(int argc, char** argv) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const CommandLine command_line = ParseCommandLine(argc, argv);
   const sigset_t signals = BlockSignals();
+  RaiseOpenFileLimit();
   switch (command_line.action) {
     case CommandLine::Action::kNothing:
       return 0;

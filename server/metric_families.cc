@@ -31,6 +31,10 @@ void Append(std::vector<MetricFamily>* families, std::string name, std::string h
   families->push_back(std::move(family));
 }
 
+void AppendGauge(std::vector<MetricFamily>* families, std::string name, std::string help, int64_t value) {
+  Append(families, std::move(name), std::move(help), MetricType::Gauge, static_cast<double>(value));
+}
+
 // Fields 3 and on of /proc/self/stat; the second one may itself hold spaces and ends at the last parenthesis.
 std::vector<std::string> ProcessStat() {
   std::ifstream file("/proc/self/stat");
@@ -70,12 +74,14 @@ int OpenFileDescriptors() {
 
 void AppendEngineFamilies(const EngineStats& stats, std::vector<MetricFamily>* families) {
   const auto gauge = [families](std::string name, std::string help, int64_t value) {
-    Append(families, std::move(name), std::move(help), MetricType::Gauge, static_cast<double>(value));
+    AppendGauge(families, std::move(name), std::move(help), value);
   };
   gauge("attnd_sessions_active", "Open sessions.", stats.sessions_active);
   gauge("attnd_sessions_limit", "Most sessions that may be open at a time.", stats.sessions_limit);
   gauge("attnd_queue_depth", "Requests that wait for compute.", stats.queue_depth);
   gauge("attnd_queue_limit", "Most requests that may wait for compute.", stats.queue_limit);
+  gauge("attnd_queue_tokens", "Tokens of requests that wait for compute.", stats.queue_tokens);
+  gauge("attnd_queue_tokens_limit", "Most tokens that may wait for compute.", stats.queue_tokens_limit);
   gauge("attnd_kv_cache_capacity_bytes", "Size of the key/value cache.", stats.capacity_bytes);
   gauge("attnd_kv_cache_reserved_bytes", "Cache memory promised to sessions, used or not.", stats.reserved_bytes);
   gauge("attnd_kv_cache_used_bytes", "Cache memory in blocks that hold tokens, whole blocks counted.",
@@ -84,6 +90,15 @@ void AppendEngineFamilies(const EngineStats& stats, std::vector<MetricFamily>* f
         stats.shared_bytes);
   gauge("attnd_kv_cache_spilled_bytes", "Bytes of idle sessions moved to disk.", stats.spilled_bytes);
   gauge("attnd_kv_cache_tokens", "Tokens held, those of each session's longest layer.", stats.cache_tokens);
+}
+
+void AppendEdgeFamilies(const EdgeStats& stats, std::vector<MetricFamily>* families) {
+  AppendGauge(families, "attnd_streams_limit", "Most StepStream calls that may be open at a time.",
+              stats.streams_limit);
+  AppendGauge(families, "attnd_inflight_bytes", "Bytes of requests and of their answers, until these are written.",
+              stats.inflight_bytes);
+  AppendGauge(families, "attnd_inflight_bytes_limit", "Most bytes of requests and answers that may be held at a time.",
+              stats.inflight_bytes_limit);
 }
 
 void AppendProcessFamilies(std::vector<MetricFamily>* families) {

@@ -7,11 +7,15 @@
 #include <vector>
 
 #include "server/engine/engine.h"
+#include "server/rpc/attention_service.h"
 
 namespace attnd {
 
 // Sessions, queue and cache; zeros without an engine.
 void AppendEngineFamilies(const EngineStats& stats, std::vector<prometheus::MetricFamily>* families);
+
+// What the edge holds of requests, and its bounds; zeros without a service.
+void AppendEdgeFamilies(const EdgeStats& stats, std::vector<prometheus::MetricFamily>* families);
 
 // The process_* metrics that every client library of Prometheus has, from /proc/self.
 void AppendProcessFamilies(std::vector<prometheus::MetricFamily>* families);

@@ -35,10 +35,10 @@ constexpr int kCodes = 17;  // of gRPC, 0..16
 constexpr const char* kCloseReasons[] = {"closed", "expired", "evicted"};
 // Every reason of the wire contract. What is not among them is counted as "other": a series is never made at run time.
 constexpr const char* kErrorReasons[] = {
-    "BAD_CONFIG",    "BAD_PAGE",          "BAD_POSITION",      "BAD_SESSION_ID",  "BAD_SHAPE",  "CACHE_FULL",
-    "CLOSED",        "DRAINING",          "DUPLICATE_SESSION", "EMPTY_ROW",       "EVICTED",    "EXPIRED",
-    "MALFORMED",     "MESSAGE_TOO_LARGE", "NEVER_EXISTED",     "NOT_FINITE",      "QUEUE_FULL", "SCORE_OVERFLOW",
-    "SESSION_LIMIT", "TOKEN_MISSING",     "TOKEN_UNKNOWN",     "TOO_MANY_TOKENS", "other"};
+    "BAD_CONFIG",    "BAD_PAGE",          "BAD_POSITION",      "BAD_SESSION_ID", "BAD_SHAPE",       "CACHE_FULL",
+    "CLOSED",        "DRAINING",          "DUPLICATE_SESSION", "EMPTY_ROW",      "EVICTED",         "EXPIRED",
+    "MALFORMED",     "MESSAGE_TOO_LARGE", "NEVER_EXISTED",     "NOT_FINITE",     "QUEUE_FULL",      "SCORE_OVERFLOW",
+    "SESSION_LIMIT", "STREAM_LIMIT",      "TOKEN_MISSING",     "TOKEN_UNKNOWN",  "TOO_MANY_TOKENS", "other"};
 
 const Histogram::BucketBoundaries& SecondsBuckets() {
   static const auto& buckets = *new Histogram::BucketBoundaries{
@@ -64,11 +64,12 @@ struct Metrics::State {
   std::array<Counter*, kStages> cancelled;
   std::map<std::string, Counter*, std::less<>> errors, closed;
   Histogram *batch_segments, *batch_tokens;
-  Counter *created, *kv_read_bytes;
+  Counter *created, *kv_read_bytes, *connections_refused;
   Gauge *requests_in_flight, *streams_active, *ready, *draining;
 
   mutable absl::Mutex mutex;
   const Engine* engine ABSL_GUARDED_BY(mutex) = nullptr;
+  const AttentionService* service ABSL_GUARDED_BY(mutex) = nullptr;
 
   std::shared_ptr<prometheus::Collectable> collectable;
 
@@ -95,20 +96,26 @@ namespace {
 // What is scraped: the registry, and the gauges that are read at that moment.
 class Collector final : public prometheus::Collectable {
  public:
-  using EngineReader = std::function<EngineStats()>;
-  Collector(const prometheus::Registry* registry, EngineReader read_engine)
-      : registry_(registry), read_engine_(std::move(read_engine)) {}
+  struct Stats {
+    EngineStats engine;
+    EdgeStats edge;
+  };
+  using StatsReader = std::function<Stats()>;
+  Collector(const prometheus::Registry* registry, StatsReader read_stats)
+      : registry_(registry), read_stats_(std::move(read_stats)) {}
 
   std::vector<prometheus::MetricFamily> Collect() const override {
     std::vector<prometheus::MetricFamily> families = registry_->Collect();
-    AppendEngineFamilies(read_engine_(), &families);
+    const Stats stats = read_stats_();
+    AppendEngineFamilies(stats.engine, &families);
+    AppendEdgeFamilies(stats.edge, &families);
     AppendProcessFamilies(&families);
     return families;
   }
 
  private:
   const prometheus::Registry* const registry_;
-  const EngineReader read_engine_;
+  const StatsReader read_stats_;
 };
 
 }  // namespace
@@ -119,9 +126,10 @@ Metrics::State::State(const BuildInfo& build_info) {
   AddSessions();
   AddProcess(build_info);
   collectable = std::make_shared<Collector>(&registry, [this] {
-    // Held while the engine is read, so that it cannot end meanwhile. Reading it waits for no computation.
+    // Held while the two are read, so that they cannot end meanwhile. Reading them waits for no computation.
     absl::MutexLock lock(&mutex);
-    return engine == nullptr ? EngineStats() : engine->stats();
+    return Collector::Stats{.engine = engine == nullptr ? EngineStats() : engine->stats(),
+                            .edge = service == nullptr ? EdgeStats() : service->stats()};
   });
 }
 
@@ -160,6 +168,8 @@ void Metrics::State::AddRpcs() {
     errors[reason] = &AddCounter("rejected_total", "Errors that went to clients.", {{"reason", reason}});
   }
   requests_in_flight = &AddGauge("requests_in_flight", "Requests received and not yet answered.");
+  connections_refused =
+      &AddCounter("connections_refused_total", "Connections closed at once because as many were open as may be.");
   streams_active = &AddGauge("streams_active", "Open StepStream calls.");
 }
 
@@ -181,9 +191,10 @@ void Metrics::State::AddProcess(const BuildInfo& build_info) {
 Metrics::Metrics(const BuildInfo& build_info) : state_(std::make_unique<State>(build_info)) {}
 Metrics::~Metrics() = default;
 
-void Metrics::SetStatsSource(const Engine* engine) {
+void Metrics::SetStatsSource(const Engine* engine, const AttentionService* service) {
   absl::MutexLock lock(&state_->mutex);
   state_->engine = engine;
+  state_->service = service;
 }
 
 void Metrics::SetReady(bool ready) { state_->ready->Set(ready ? 1 : 0); }
@@ -231,6 +242,7 @@ void Metrics::OnError(absl::string_view reason) {
 }
 
 void Metrics::OnRequestsInFlight(int delta) { state_->requests_in_flight->Increment(delta); }
+void Metrics::OnConnectionRefused() { state_->connections_refused->Increment(); }
 void Metrics::OnStreamsActive(int delta) { state_->streams_active->Increment(delta); }
 
 std::string Metrics::Reference() const {

@@ -19,6 +19,8 @@ class Collectable;
 
 namespace attnd {
 
+class AttentionService;
+
 struct BuildInfo {
   std::string version;
   std::string isa;
@@ -30,8 +32,8 @@ class Metrics final : public EngineObserver, public RpcObserver {
   explicit Metrics(const BuildInfo& build_info);
   ~Metrics() override;
 
-  // Where the gauges come from, from now on; null before the engine exists and again before it ends.
-  void SetStatsSource(const Engine* engine);
+  // Where the gauges come from, from now on; null before the two exist and again before they end.
+  void SetStatsSource(const Engine* engine, const AttentionService* service);
   void SetReady(bool ready);
   void SetDraining(bool draining);
 
@@ -53,6 +55,7 @@ class Metrics final : public EngineObserver, public RpcObserver {
   void OnError(absl::string_view reason) override;
   void OnRequestsInFlight(int delta) override;
   void OnStreamsActive(int delta) override;
+  void OnConnectionRefused() override;
 
  private:
   struct State;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "server/acceptor.h"
 #include "server/engine/cpu_limit.h"
 
 namespace attnd {
@@ -53,6 +54,12 @@ absl::Status CheckPositive(absl::string_view flag, absl::Duration value) {
   return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", absl::FormatDuration(value), ", but must be > 0"));
 }
 
+absl::Status CheckConnections(int value) {
+  if (value >= 1 && value <= MostConnections()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--max_connections is ", value, ", but must be 1..", MostConnections(),
+                                                 ": what the limit of open files (ulimit -n) leaves"));
+}
+
 // gRPC takes the rest of a port that is too large, and 443 for none.
 absl::Status CheckListen(absl::string_view listen) {
   if (listen.empty()) return absl::InvalidArgumentError("--listen is empty");
@@ -82,6 +89,9 @@ absl::Status Check(const Options& o) {
   if (status.ok()) status = CheckPositive("session_idle_ttl", o.session_idle_ttl);
   if (status.ok()) status = CheckRange("max_queue_tokens", o.max_queue_tokens, int64_t{1}, kMany);
   if (status.ok()) status = CheckRange("max_queue_requests", o.max_queue_requests, int64_t{1}, kMany);
+  if (status.ok()) status = CheckPositive("max_queue_delay", o.max_queue_delay);
+  if (status.ok()) status = CheckRange("max_streams", o.max_streams, int64_t{1}, kMany);
+  if (status.ok()) status = CheckConnections(o.max_connections);
   if (status.ok()) status = CheckRange("prefill_chunk_tokens", o.prefill_chunk_tokens, int64_t{1}, kMany);
   if (status.ok()) status = CheckRange("max_message_bytes", o.max_message_bytes, kSmallestMessage, kLargestMessage);
   if (status.ok()) status = CheckRange("max_inflight_bytes", o.max_inflight_bytes, o.max_message_bytes, kMany);
@@ -100,6 +110,7 @@ absl::StatusOr<Options> ResolveOptions(Options options) {
   if (options.kv_cache_bytes == 0) {
     options.kv_cache_bytes = std::clamp(memory_limit / 2 / kMiB * kMiB, kSmallestCache, kLargestCache);
   }
+  if (options.max_connections == 0) options.max_connections = DefaultMaxConnections();
   if (options.compute_threads == 0) options.compute_threads = CpuLimit();
   if (options.max_inflight_bytes == 0) {
     options.max_inflight_bytes = std::max(memory_limit / 8 / kMiB * kMiB, 2 * options.max_message_bytes);

@@ -21,6 +21,9 @@ struct Options {
   absl::Duration session_idle_ttl = absl::Minutes(10);
   int64_t max_queue_tokens = 65536;
   int64_t max_queue_requests = 4096;
+  absl::Duration max_queue_delay = absl::Seconds(5);
+  int64_t max_streams = 4096;
+  int max_connections = 0;  // 0: what the limit of open files leaves, at most 4096
   int64_t prefill_chunk_tokens = 256;
   int64_t max_message_bytes = int64_t{64} << 20;
   int64_t max_inflight_bytes = 0;  // 0: an eighth of the memory limit, at least two messages

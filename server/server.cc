@@ -37,6 +37,7 @@ EngineOptions MakeEngineOptions(const Options& options) {
   engine.session_idle_ttl = options.session_idle_ttl;
   engine.max_queue_tokens = options.max_queue_tokens;
   engine.max_queue_requests = options.max_queue_requests;
+  engine.max_queue_delay = options.max_queue_delay;
   engine.prefill_chunk_tokens = options.prefill_chunk_tokens;
   engine.poison_cache = options.poison_cache;
   engine.compute_hook = options.compute_hook;
@@ -54,6 +55,7 @@ absl::StatusOr<RpcOptions> MakeRpcOptions(const Options& options) {
                       {"KV_DTYPE_INT8", KernelPath(KvDType::kInt8)}};
   rpc.max_message_bytes = options.max_message_bytes;
   rpc.max_inflight_bytes = options.max_inflight_bytes;
+  rpc.max_streams = options.max_streams;
   if (options.auth_tokens_file.empty()) return rpc;
   auto tokens = TokenTable::FromFile(options.auth_tokens_file);
   if (!tokens.ok()) {
@@ -96,8 +98,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& given) {
   absl::StatusOr<std::unique_ptr<Engine>> engine = Engine::Create(MakeEngineOptions(*options), server->metrics_.get());
   if (!engine.ok()) return engine.status();
   server->engine_ = *std::move(engine);
-  server->metrics_->SetStatsSource(server->engine_.get());
   server->service_ = std::make_unique<AttentionService>(server->engine_.get(), server->metrics_.get(), *rpc_options);
+  server->metrics_->SetStatsSource(server->engine_.get(), server->service_.get());
 
   if (!options->metrics_listen.empty()) {
     auto metrics_server = MetricsServer::Start(options->metrics_listen, server->metrics_->collectable());
@@ -105,7 +107,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& given) {
     server->metrics_server_ = *std::move(metrics_server);
   }
   WarnOfExposure(*options);
-  auto grpc_server = GrpcServer::Start(*options, server->service_->service());
+  auto grpc_server = GrpcServer::Start(*options, server->service_->service(),
+                                       [metrics = server->metrics_.get()] { metrics->OnConnectionRefused(); });
   if (!grpc_server.ok()) return grpc_server.status();
   server->grpc_server_ = *std::move(grpc_server);
   server->metrics_->SetReady(true);
@@ -116,7 +119,7 @@ Server::~Server() {
   Hurry();
   if (grpc_server_ != nullptr && !drained_) Drain();
   metrics_server_.reset();
-  if (metrics_ != nullptr) metrics_->SetStatsSource(nullptr);
+  if (metrics_ != nullptr) metrics_->SetStatsSource(nullptr, nullptr);
 }
 
 const std::string& Server::address() const { return grpc_server_->address(); }

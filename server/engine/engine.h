@@ -103,6 +103,9 @@ struct StepTask {
     float* lse = nullptr;
   };
   absl::AnyInvocable<Buffers(size_t out_bytes, size_t lse_floats)> allocate;
+  // Called by Submit before the step is queued, with the bytes that `allocate` will be asked for; an error refuses the
+  // step. Called with the engine's mutex held: must be short and must not call the engine. May be null.
+  absl::AnyInvocable<absl::Status(int64_t answer_bytes)> reserve_answer;
   absl::Time deadline = absl::InfiniteFuture();
   std::shared_ptr<CancelToken> cancel;
   absl::AnyInvocable<void(StepOutcome)> done;
@@ -151,8 +154,9 @@ struct EngineOptions {
   absl::Duration session_idle_ttl = absl::Minutes(10);
   int64_t max_queue_tokens = 65536;
   int64_t max_queue_requests = 4096;
-  int64_t prefill_chunk_tokens = 256;  // most prefill tokens computed in one batch
-  int64_t max_attend_bytes = 0;        // scratch for stateless calls; 0: an eighth of kv_cache_bytes
+  absl::Duration max_queue_delay = absl::InfiniteDuration();  // work that would wait longer is refused
+  int64_t prefill_chunk_tokens = 256;                         // most prefill tokens computed in one batch
+  int64_t max_attend_bytes = 0;  // scratch for stateless calls; 0: an eighth of kv_cache_bytes
   // Tests only.
   bool poison_cache = false;                   // fills new and freed blocks with NaN
   std::function<absl::Status()> compute_hook;  // on the compute thread, in each batch; an error fails its segments

@@ -117,7 +117,7 @@ void EngineImpl::FormBatch(Afterwards* after) {
   plan->jobs.clear();
   plan->is_last.clear();
   plan->chunks.clear();
-  plan->tokens = 0;
+  plan->tokens = plan->prefill_tokens = plan->decodes = 0;
   const absl::Time now = absl::Now();
   const Scheduler::Batch batch = scheduler_.Form(
       now, [this](uint64_t id) ABSL_NO_THREAD_SAFETY_ANALYSIS { return jobs_.find(id)->second->cancelled(); });
@@ -137,6 +137,11 @@ void EngineImpl::FormBatch(Afterwards* after) {
     plan->jobs.push_back(job);
     plan->is_last.push_back(chunk.last);
     plan->tokens += chunk.end - chunk.begin;
+    if (job->prefill) {
+      plan->prefill_tokens += chunk.end - chunk.begin;
+    } else {
+      plan->decodes++;
+    }
     AddChunks(job, chunk.begin, chunk.end, plan);
   }
   stat_queue_depth_ = scheduler_.queued_items();
@@ -180,8 +185,7 @@ void EngineImpl::Compute(Plan* plan) {
 
 void EngineImpl::EndBatch(const Plan& plan, absl::Duration elapsed, Afterwards* after) {
   const absl::Time now = absl::Now();
-  const double rate = plan.tokens / std::max(1e-6, absl::ToDoubleSeconds(elapsed));
-  tokens_per_second_ = tokens_per_second_ == 0 ? rate : 0.9 * tokens_per_second_ + 0.1 * rate;
+  delay_.AddBatch(plan.prefill_tokens, plan.decodes, elapsed);
   for (size_t i = 0; i < plan.jobs.size(); i++) {
     Job* const job = plan.jobs[i];
     job->in_batch = false;

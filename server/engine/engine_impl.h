@@ -26,6 +26,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/cache/block_pool.h"
 #include "server/engine/batch_runner.h"
+#include "server/engine/delay_estimate.h"
 #include "server/engine/engine.h"
 #include "server/engine/job.h"
 #include "server/engine/scheduler.h"
@@ -67,6 +68,7 @@ class EngineImpl final : public Engine {
     std::vector<bool> is_last;  // by job: nothing is left of it afterwards
     std::vector<ChunkWork> chunks;
     int64_t tokens = 0;
+    int64_t prefill_tokens = 0, decodes = 0;
   };
   struct PendingCreate {
     std::shared_ptr<const SessionModel> model;
@@ -85,7 +87,9 @@ class EngineImpl final : public Engine {
 
   // submission
   absl::Status CheckAccepting(int64_t tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Enqueue(std::unique_ptr<Job> job, bool prefill, int64_t scratch_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckDelay(bool prefill) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status LetStepIn(Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Enqueue(std::unique_ptr<Job> job, int64_t scratch_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   struct Admission {
     absl::Status status;
     bool compute_here = false;  // the caller has been given the compute thread's place: it must call RunBatch
@@ -135,8 +139,8 @@ class EngineImpl final : public Engine {
   uint64_t next_job_id_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 1;
   absl::Time reaper_wakes_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
-  double tokens_per_second_ ABSL_GUARDED_BY(mutex_) = 0;  // smoothed
-  bool busy_ ABSL_GUARDED_BY(mutex_) = false;             // a thread computes, or answers what it computed
+  DelayEstimate delay_ ABSL_GUARDED_BY(mutex_);
+  bool busy_ ABSL_GUARDED_BY(mutex_) = false;  // a thread computes, or answers what it computed
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // what is left is to be completed with UNAVAILABLE
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -23,6 +23,17 @@ bool IsPrefill(const StepTask& step) {
                      [](const StepSegment& s) { return s.num_tokens > kDecodeTokens; });
 }
 
+// Bytes of the step's out and LSE. All segments that were found have the same heads and dims.
+int64_t AnswerBytes(const StepTask& step, int64_t tokens, const std::vector<SegmentRun>& runs) {
+  if (step.q_bytes == 0) return 0;
+  for (const SegmentRun& run : runs) {
+    if (run.layout == nullptr) continue;
+    const int64_t lse_bytes = step.return_lse ? run.heads.num_q_heads * static_cast<int64_t>(sizeof(float)) : 0;
+    return tokens * (static_cast<int64_t>(run.out_row_bytes()) + lse_bytes);
+  }
+  return 0;
+}
+
 SegmentRun MakeAttendRun(const AttendTask& task, const BlockLayout* layout) {
   SegmentRun run;
   run.num_tokens = task.num_queries;
@@ -53,9 +64,29 @@ void EngineImpl::Reject(const absl::Status& status) {
 }
 
 absl::Duration EngineImpl::QueueRetryDelay() const {
-  if (tokens_per_second_ <= 0) return absl::Milliseconds(100);
-  const absl::Duration backlog = absl::Seconds(scheduler_.queued_tokens() / tokens_per_second_);
+  const absl::Duration backlog =
+      std::max(delay_.OfPrefill(scheduler_.prefill_tokens_left()), delay_.OfDecode(scheduler_.ready_decodes()));
+  if (backlog == absl::ZeroDuration()) return absl::Milliseconds(100);
   return std::clamp(backlog, absl::Milliseconds(10), absl::Seconds(10));
+}
+
+// What would wait longer than anyone is meant to is refused while it costs nothing.
+absl::Status EngineImpl::CheckDelay(bool prefill) {
+  const absl::Duration delay =
+      prefill ? delay_.OfPrefill(scheduler_.prefill_tokens_left()) : delay_.OfDecode(scheduler_.ready_decodes());
+  if (delay <= options_.max_queue_delay) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                   absl::StrCat("the request would wait about ", absl::FormatDuration(delay), ", the limit is ",
+                                absl::FormatDuration(options_.max_queue_delay), " (--max_queue_delay)"),
+                   {{"expected_delay_ms", absl::StrCat(absl::ToInt64Milliseconds(delay))}}, QueueRetryDelay());
+}
+
+absl::Status EngineImpl::LetStepIn(Job* job) {
+  absl::Status status = CheckAccepting(job->tokens);
+  if (!status.ok() || job->AllFailed()) return status;
+  if (status = CheckDelay(job->prefill); !status.ok()) return status;
+  if (job->step.reserve_answer == nullptr) return absl::OkStatus();
+  return job->step.reserve_answer(AnswerBytes(job->step, job->tokens, job->runs));
 }
 
 absl::Status EngineImpl::CheckAccepting(int64_t tokens) {
@@ -72,13 +103,13 @@ absl::Status EngineImpl::CheckAccepting(int64_t tokens) {
                    QueueRetryDelay());
 }
 
-void EngineImpl::Enqueue(std::unique_ptr<Job> job, bool prefill, int64_t scratch_bytes) {
+void EngineImpl::Enqueue(std::unique_ptr<Job> job, int64_t scratch_bytes) {
   job->id = next_job_id_++;
   job->arrival = absl::Now();
   Scheduler::Item item;
   item.id = job->id;
   item.tokens = job->tokens;
-  item.prefill = prefill;
+  item.prefill = job->prefill;
   item.deadline = job->deadline;
   item.scratch_bytes = scratch_bytes;
   for (SegmentRun& run : job->runs) {
@@ -124,13 +155,13 @@ EngineImpl::Admission EngineImpl::AdmitStep(std::unique_ptr<Job>* job) {
   status = ValidateStepShapes(step, options_.kv_cache_bytes, absl::MakeSpan(runs));
   if (!status.ok()) return Admission{.status = status, .compute_here = false, .after = {}};
   (*job)->tokens = runs.back().first_token + runs.back().num_tokens;
-  status = CheckAccepting((*job)->tokens);
+  (*job)->prefill = IsPrefill(step);
+  status = LetStepIn(job->get());
   if (!status.ok() || (*job)->AllFailed()) return Admission{.status = status, .compute_here = false, .after = {}};
-  const bool prefill = IsPrefill(step);
   Admission admission;
-  admission.compute_here = !prefill && MayComputeHere(**job);
+  admission.compute_here = !(*job)->prefill && MayComputeHere(**job);
   if (admission.compute_here) busy_ = true;
-  Enqueue(std::move(*job), prefill, 0);
+  Enqueue(std::move(*job), 0);
   if (admission.compute_here) FormBatch(&admission.after);
   return admission;
 }
@@ -176,12 +207,13 @@ void EngineImpl::SubmitAttend(AttendTask task) {
     job->cancel = task.cancel;
     job->attend_layout = layout;
     job->runs.push_back(MakeAttendRun(task, &*job->attend_layout));
-    const bool prefill = task.num_queries > kDecodeTokens || task.num_keys > kDecodeKeys;
+    job->prefill = task.num_queries > kDecodeTokens || task.num_keys > kDecodeKeys;
     absl::MutexLock lock(&mutex_);
     status = CheckAccepting(job->tokens);
+    if (status.ok()) status = CheckDelay(job->prefill);
     if (status.ok()) {
       job->attend = std::move(task);
-      return Enqueue(std::move(job), prefill, scratch);
+      return Enqueue(std::move(job), scratch);
     }
   }
   Reject(status);
@@ -201,7 +233,7 @@ void EngineImpl::RewindSession(std::string session_id, int64_t length, SessionDo
       job->rewind_length = length;
       job->rewind_done = std::move(done);
       job->runs.emplace_back().session = *std::move(found);
-      return Enqueue(std::move(job), false, 0);
+      return Enqueue(std::move(job), 0);
     }
     if (status.ok()) status = CutSession(found->get(), length);
     if (status.ok()) {

@@ -94,6 +94,7 @@ struct Job {
   uint64_t id = 0;
   Kind kind = Kind::kStep;
   int64_t tokens = 0;
+  bool prefill = false;
   absl::Time deadline = absl::InfiniteFuture();
   std::shared_ptr<CancelToken> cancel;
   std::vector<SegmentRun> runs;  // a rewind has one, for its session

@@ -21,6 +21,7 @@ void Scheduler::Add(Item item) {
   (void)is_new;
   queued_items_++;
   queued_tokens_ += entry->item.tokens;
+  if (entry->item.prefill) prefill_tokens_left_ += entry->item.tokens;
   for (const uint64_t lane_id : entry->item.lanes) {
     Lane& lane = lanes_[lane_id];
     if (!lane.empty()) entry->lanes_ahead++;
@@ -75,6 +76,7 @@ void Scheduler::FormPrefills(absl::Time now, absl::FunctionRef<bool(uint64_t)> i
     const int64_t end = std::min(entry->item.tokens, begin + share);
     entry->done_tokens = end;
     budget -= end - begin;
+    prefill_tokens_left_ -= end - begin;
     const bool last = end == entry->item.tokens;
     batch->chunks.push_back({entry->item.id, begin, end, last});
     if (!last) served.push_back(entry);
@@ -123,6 +125,7 @@ void Scheduler::Erase(Entry* entry) {
     queued_items_--;
     queued_tokens_ -= entry->item.tokens;
   }
+  if (entry->item.prefill) prefill_tokens_left_ -= entry->item.tokens - entry->done_tokens;
   for (const uint64_t lane_id : entry->item.lanes) {
     const auto it = lanes_.find(lane_id);
     Lane& lane = it->second;

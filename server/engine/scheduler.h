@@ -67,6 +67,9 @@ class Scheduler {
   bool has_ready() const { return !decodes_.empty() || !prefills_.empty(); }
   int64_t queued_items() const { return queued_items_; }    // not started
   int64_t queued_tokens() const { return queued_tokens_; }  // theirs
+  // Tokens of prefills that are in no batch yet, of those that have started too.
+  int64_t prefill_tokens_left() const { return prefill_tokens_left_; }
+  int64_t ready_decodes() const { return static_cast<int64_t>(decodes_.size()); }
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
 
  private:
@@ -97,6 +100,7 @@ class Scheduler {
   std::deque<Entry*> prefills_;
   int64_t queued_items_ = 0;
   int64_t queued_tokens_ = 0;
+  int64_t prefill_tokens_left_ = 0;
   int64_t running_scratch_bytes_ = 0;
 };
 

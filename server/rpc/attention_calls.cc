@@ -16,17 +16,28 @@ char* AddTensor(DType dtype, size_t bytes, v1::Tensor* tensor) {
   return tensor->mutable_data()->data();
 }
 
+struct AnswerBytes {
+  size_t out = 0, lse = 0, weights = 0;
+  int64_t sum() const { return static_cast<int64_t>(out + lse + weights); }
+};
+
 // REQUIRES: the request was validated, so that no product wraps.
-void AllocateAnswer(const v1::AttendRequest& request, AttendTask* task, v1::AttendResponse* response) {
-  const size_t rows = static_cast<size_t>(task->num_queries) * task->heads.num_q_heads;
-  const size_t out_bytes = rows * task->shape.value_dim * DTypeBytes(task->out_dtype);
-  task->out = reinterpret_cast<std::byte*>(AddTensor(task->out_dtype, out_bytes, response->mutable_out()));
-  if (request.return_lse()) {
-    task->lse = reinterpret_cast<float*>(AddTensor(DType::kF32, rows * sizeof(float), response->mutable_lse()));
+AnswerBytes BytesOfAnswer(const v1::AttendRequest& request, const AttendTask& task) {
+  const size_t rows = static_cast<size_t>(task.num_queries) * task.heads.num_q_heads;
+  AnswerBytes bytes;
+  bytes.out = rows * task.shape.value_dim * DTypeBytes(task.out_dtype);
+  if (request.return_lse()) bytes.lse = rows * sizeof(float);
+  if (request.return_weights()) bytes.weights = rows * task.num_keys * sizeof(float);
+  return bytes;
+}
+
+void AllocateAnswer(const AnswerBytes& bytes, AttendTask* task, v1::AttendResponse* response) {
+  task->out = reinterpret_cast<std::byte*>(AddTensor(task->out_dtype, bytes.out, response->mutable_out()));
+  if (bytes.lse > 0) {
+    task->lse = reinterpret_cast<float*>(AddTensor(DType::kF32, bytes.lse, response->mutable_lse()));
   }
-  if (request.return_weights()) {
-    const size_t weights_bytes = rows * task->num_keys * sizeof(float);
-    task->weights = reinterpret_cast<float*>(AddTensor(DType::kF32, weights_bytes, response->mutable_weights()));
+  if (bytes.weights > 0) {
+    task->weights = reinterpret_cast<float*>(AddTensor(DType::kF32, bytes.weights, response->mutable_weights()));
   }
 }
 
@@ -36,7 +47,9 @@ void AttendCall::Handle() {
   AttendTask task;
   absl::Status status = FillAttendTask(request(), state().max_answer_bytes, &task);
   if (!status.ok()) return FinishWith(status);
-  AllocateAnswer(request(), &task, &response());
+  const AnswerBytes bytes = BytesOfAnswer(request(), task);
+  if (status = ReserveAnswer(bytes.sum()); !status.ok()) return FinishWith(status);
+  AllocateAnswer(bytes, &task, &response());
   task.deadline = deadline();
   task.cancel = cancel();
   task.done = [this](absl::Status result, absl::Duration, absl::Duration) { FinishWith(result); };
@@ -49,6 +62,7 @@ void StepCall::Handle() {
   if (!status.ok()) return FinishWith(status);
   task.deadline = deadline();
   task.cancel = cancel();
+  task.reserve_answer = [this](int64_t bytes) { return ReserveAnswer(bytes); };
   task.done = [this](StepOutcome outcome) {
     absl::Status result = FillStepResponse(outcome, *state().observer, &response());
     FinishWith(result);

@@ -71,7 +71,7 @@ ServiceState::ServiceState(Engine* engine_arg, RpcObserver* observer_arg, const 
       options(options_arg),
       max_answer_bytes(options_arg.max_message_bytes -
                        std::min(kAnswerOverheadBytes, options_arg.max_message_bytes / 2)),
-      admission(options_arg.max_inflight_bytes) {}
+      admission(options_arg.max_inflight_bytes, options_arg.max_streams) {}
 
 AttentionService::AttentionService(Engine* engine, RpcObserver* observer, const RpcOptions& options)
     : state_(std::make_unique<ServiceState>(engine, observer, options)),
@@ -80,6 +80,11 @@ AttentionService::AttentionService(Engine* engine, RpcObserver* observer, const 
 AttentionService::~AttentionService() = default;
 
 grpc::Service* AttentionService::service() { return service_.get(); }
+
+EdgeStats AttentionService::stats() const {
+  const Admission& admission = state_->admission;
+  return {admission.bytes(), admission.max_bytes(), admission.max_streams()};
+}
 
 void AttentionService::BeginDrain() {
   state_->admission.BeginDrain();

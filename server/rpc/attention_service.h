@@ -31,8 +31,15 @@ struct RpcOptions {
   std::map<std::string, std::string> kernel_paths;  // by the name of the KvDType
 
   int64_t max_message_bytes = int64_t{64} << 20;
-  int64_t max_inflight_bytes = int64_t{1} << 30;  // of requests that wait or are computed
+  int64_t max_inflight_bytes = int64_t{1} << 30;  // of requests and their answers
+  int64_t max_streams = 4096;                     // open at a time
   std::shared_ptr<const TokenTable> tokens;       // null: no token is asked for
+};
+
+// Read without waiting for anything, e.g. at every scrape.
+struct EdgeStats {
+  int64_t inflight_bytes = 0, inflight_bytes_limit = 0;
+  int64_t streams_limit = 0;
 };
 
 class AttentionService {
@@ -41,6 +48,8 @@ class AttentionService {
   ~AttentionService();
 
   grpc::Service* service();  // to be registered with a server builder
+
+  EdgeStats stats() const;
 
   // From now on new calls are refused with UNAVAILABLE (DRAINING), and each stream ends so once the steps that it has
   // in flight are answered. Returns at once.

@@ -21,8 +21,8 @@ CallScope::~CallScope() {
 }
 
 absl::Status CallScope::Reserve(int64_t bytes) {
-  absl::Status status = admission_->Reserve(bytes);
-  if (status.ok()) bytes_ = bytes;
+  absl::Status status = admission_->Extend(bytes_, bytes);
+  if (status.ok()) bytes_ += bytes;
   return status;
 }
 

@@ -23,7 +23,7 @@ class CallScope {
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
 
-  // At most once.
+  // At first the request's bytes, then its answer's. Not thread-safe.
   absl::Status Reserve(int64_t bytes);
   void Handled(absl::StatusCode code);
 

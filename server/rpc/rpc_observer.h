@@ -34,6 +34,8 @@ class RpcObserver {
   // Requests (unary calls and steps of streams) that were received and not yet answered.
   virtual void OnRequestsInFlight(int /*delta*/) {}
   virtual void OnStreamsActive(int /*delta*/) {}
+  // A connection that was closed at once because as many were open as may be.
+  virtual void OnConnectionRefused() {}
 };
 
 }  // namespace attnd

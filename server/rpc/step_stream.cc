@@ -18,6 +18,10 @@ StepStreamCall* StepStreamCall::Start(ServiceState* state, grpc::CallbackServerC
   }
   // After the registration: a drain that begins in between is seen by one of the two.
   absl::Status status = Admit(*state, *context, /*served_while_draining=*/false);
+  if (status.ok()) {
+    status = state->admission.OpenStream();
+    stream->admitted_ = status.ok();
+  }
   if (!status.ok()) {
     state->observer->OnError(GetErrorDetails(status).reason);
     stream->End(status);
@@ -87,10 +91,20 @@ absl::Status StepStreamCall::Submit(Step* step) {
   if (!status.ok()) return status;
   task.deadline = DeadlineOf(*context_);
   task.cancel = cancel_;
+  task.reserve_answer = [this, step](int64_t bytes) { return ReserveAnswer(step, bytes); };
   task.done = [this, step](StepOutcome outcome) {
     Answer(step, FillStepResponse(outcome, *state_->observer, &step->response));
   };
   state_->engine->Submit(std::move(task));
+  return absl::OkStatus();
+}
+
+absl::Status StepStreamCall::ReserveAnswer(Step* step, int64_t bytes) {
+  if (absl::Status status = state_->admission.Extend(step->reserved_bytes, bytes); !status.ok()) return status;
+  step->reserved_bytes += bytes;
+  absl::MutexLock lock(&mutex_);
+  step->bytes += bytes;
+  in_flight_bytes_ += bytes;
   return absl::OkStatus();
 }
 
@@ -105,8 +119,9 @@ void StepStreamCall::Answer(Step* raw, const absl::Status& status) {
     step->response = std::move(answer);
   }
   step->answer = SerializeMessage(step->response);
-  step->response.Clear();
-  step->request.Clear();
+  // Not Clear, which keeps the tensors' memory: the answer may wait long for its client to read.
+  step->response = v1::StepResponse();
+  step->request = v1::StepRequest();
   const auto self = shared_from_this();
   absl::MutexLock lock(&mutex_);
   if (gone_) {
@@ -175,6 +190,7 @@ void StepStreamCall::OnDone() {
   absl::MutexLock lock(&mutex_);
   // Counted here and not at the end's start: a read that failed looks like a half-close until OnCancel has run.
   scope_->Handled(context_->IsCancelled() ? CancelCode(*context_) : end_status_.code());
+  if (admitted_) state_->admission.CloseStream();
   scope_.reset();  // last: from here on the service may be gone
 }
 

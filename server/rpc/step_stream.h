@@ -1,7 +1,7 @@
 // The reactor of one StepStream: reads steps, keeps several in flight in the engine, writes answers as they finish.
 //
-// Bounds: at most kMaxInFlight steps are read and not yet answered, and no further one is read while their bytes fill a
-// message's worth; a client that does not read its answers therefore stops being read from.
+// Bounds: at most kMaxInFlight steps are read and not yet answered, and no further one is read while their bytes and
+// their answers' fill a message's worth; a client that does not read its answers therefore stops being read from.
 //
 // The stream ends with OK once the client has half-closed and its last answer is written; with UNAVAILABLE on a drain,
 // once what is in flight is answered; with INVALID_ARGUMENT, likewise, after bytes that are no StepRequest. When the
@@ -51,12 +51,13 @@ class StepStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     v1::StepRequest request;
     v1::StepResponse response;
     grpc::ByteBuffer answer;
-    int64_t bytes = 0;           // of the request, on the wire
+    int64_t bytes = 0;           // of the request, on the wire, and of the answer once it is let in
     int64_t reserved_bytes = 0;  // of admission
   };
 
   void HandleMessage();
   absl::Status Submit(Step* step);
+  absl::Status ReserveAnswer(Step* step, int64_t bytes);
   void Answer(Step* step, const absl::Status& status);
   void End(const absl::Status& status);  // reads no more; ends once everything is answered
   void ForgetStep(std::unique_ptr<Step> step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -67,6 +68,7 @@ class StepStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   ServiceState* const state_;
   grpc::CallbackServerContext* const context_;
   const std::shared_ptr<CancelToken> cancel_ = std::make_shared<CancelToken>();
+  bool admitted_ = false;           // it holds one of the places for streams
   std::optional<CallScope> scope_;  // ends with OnDone: this object may outlive the service by a moment
   grpc::ByteBuffer incoming_;       // of the one read in progress
 

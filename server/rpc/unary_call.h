@@ -52,6 +52,8 @@ class UnaryCallBase : public grpc::ServerUnaryReactor {
 
   ServiceState& state() { return *state_; }
   Engine& engine() { return *state_->engine; }
+  // Before memory for an answer is taken, from the thread that called Handle.
+  absl::Status ReserveAnswer(int64_t bytes) { return scope_.Reserve(bytes); }
   absl::Time deadline() const { return DeadlineOf(*context_); }
   const std::shared_ptr<CancelToken>& cancel() const { return cancel_; }
 

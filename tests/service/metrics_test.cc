@@ -62,13 +62,17 @@ TEST_F(MetricsTest, M07_EverySeriesExistsAtZeroFromTheStart) {
            "attnd_rpc_duration_seconds_count{method=\"StepStream\"}",
            "attnd_requests_in_flight",
            "attnd_queue_depth",
+           "attnd_queue_tokens",
+           "attnd_inflight_bytes",
            "attnd_streams_active",
+           "attnd_connections_refused_total",
            "attnd_batch_segments_count",
            "attnd_batch_tokens_count",
            "attnd_tokens_total{phase=\"decode\"}",
            "attnd_tokens_total{phase=\"prefill\"}",
            "attnd_rejected_total{reason=\"CACHE_FULL\"}",
            "attnd_rejected_total{reason=\"QUEUE_FULL\"}",
+           "attnd_rejected_total{reason=\"STREAM_LIMIT\"}",
            "attnd_cancelled_total{stage=\"queued\"}",
            "attnd_cancelled_total{stage=\"computing\"}",
            "attnd_sessions_active",
@@ -88,9 +92,10 @@ TEST_F(MetricsTest, M07_EverySeriesExistsAtZeroFromTheStart) {
     ASSERT_NE(found, values.end()) << series;
     EXPECT_EQ(found->second, 0) << series;
   }
-  for (const char* series : {"attnd_ready", "attnd_sessions_limit", "attnd_queue_limit",
-                             "attnd_kv_cache_capacity_bytes", "process_cpu_seconds_total",
-                             "process_resident_memory_bytes", "process_open_fds", "process_start_time_seconds"}) {
+  for (const char* series :
+       {"attnd_ready", "attnd_sessions_limit", "attnd_queue_limit", "attnd_queue_tokens_limit", "attnd_streams_limit",
+        "attnd_inflight_bytes_limit", "attnd_kv_cache_capacity_bytes", "process_cpu_seconds_total",
+        "process_resident_memory_bytes", "process_open_fds", "process_start_time_seconds"}) {
     const auto found = values.find(series);
     ASSERT_NE(found, values.end()) << series;
     EXPECT_GT(found->second, 0) << series;

@@ -1,12 +1,9 @@
 // The program itself: flags, environment, start-up line, signals, exit statuses.
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,79 +12,10 @@
 #include "absl/time/clock.h"
 #include "tests/service/harness.h"
 #include "tests/service/http_get.h"
+#include "tests/service/program.h"
 
 namespace attnd::testing {
 namespace {
-
-std::string ReadAll(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-// A running attnd, with its output in files.
-class Program {
- public:
-  explicit Program(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {}) {
-    static int number = 0;
-    const std::string base = absl::StrCat(::testing::TempDir(), "/attnd_", getpid(), "_", ++number);
-    out_path_ = base + ".out";
-    err_path_ = base + ".err";
-    pid_ = fork();
-    if (pid_ != 0) return;
-    dup2(open(out_path_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600), STDOUT_FILENO);
-    dup2(open(err_path_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600), STDERR_FILENO);
-    std::vector<char*> argv = {const_cast<char*>("attnd")};
-    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-    argv.push_back(nullptr);
-    for (const std::string& variable : environment) putenv(const_cast<char*>(variable.c_str()));
-    execv(ATTND_PROGRAM, argv.data());
-    _exit(127);
-  }
-  ~Program() {
-    if (pid_ > 0) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-    unlink(out_path_.c_str());
-    unlink(err_path_.c_str());
-  }
-
-  std::string out() const { return ReadAll(out_path_); }
-  std::string err() const { return ReadAll(err_path_); }
-  void Signal(int signal_number) { kill(pid_, signal_number); }
-
-  // Exit status, or 1000 + signal.
-  int Wait() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-  }
-
-  // Waits for the start-up line and takes the addresses from it.
-  bool AwaitStart() {
-    if (!Eventually([&] { return absl::StrContains(out(), "\n"); }, absl::Seconds(30))) return false;
-    const std::string line = out();
-    address = Between(line, "serving on ", ",");
-    metrics_address = Between(line, "http://", "/metrics");
-    return !address.empty();
-  }
-
-  std::string address, metrics_address;
-
- private:
-  static std::string Between(const std::string& text, const std::string& before, const std::string& after) {
-    const size_t begin = text.find(before);
-    if (begin == std::string::npos) return "";
-    const size_t start = begin + before.size();
-    return text.substr(start, text.find(after, start) - start);
-  }
-
-  pid_t pid_;
-  std::string out_path_, err_path_;
-};
 
 const std::vector<std::string> kFreePorts = {"--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0",
                                              "--kv_cache_bytes=64MiB"};

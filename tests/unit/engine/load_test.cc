@@ -282,6 +282,36 @@ TEST(Load, QueueIsBounded) {
   EXPECT_EQ(h.engine->stats().queue_depth, 0);
 }
 
+// 64 tokens a batch of 10 ms or more: 6400 tokens are a wait of a second, whether they have started or not.
+TEST(Load, WorkThatWouldWaitTooLongIsRefusedAtOnce) {
+  EngineOptions options = Harness::DefaultOptions();
+  options.prefill_chunk_tokens = 64;
+  options.max_queue_delay = absl::Milliseconds(500);
+  options.compute_hook = [] {
+    absl::SleepFor(absl::Milliseconds(10));
+    return absl::OkStatus();
+  };
+  Harness h(options);
+  const std::string a = h.Create(), b = h.Create(), c = h.Create();
+  ASSERT_TRUE(h.Mean(a, std::vector<float>(640, 1)).status.ok());  // it knows how fast it is now
+  auto first = h.Start(Harness::MeanArgs(a, std::vector<float>(6400, 1)));
+  absl::SleepFor(absl::Milliseconds(100));
+  ASSERT_EQ(h.engine->stats().queue_tokens, 0) << "the long one has started";
+
+  const absl::Time begin = absl::Now();
+  const StepAnswer refused = h.Mean(b, std::vector<float>(64, 1));
+  EXPECT_LT(absl::Now() - begin, absl::Milliseconds(100));
+  EXPECT_EQ(refused.status.code(), absl::StatusCode::kResourceExhausted) << refused.status;
+  EXPECT_EQ(refused.reason(), "QUEUE_FULL");
+  const ErrorDetails details = GetErrorDetails(refused.status);
+  EXPECT_GE(details.metadata.count("expected_delay_ms"), 1u);
+  EXPECT_GT(details.retry_delay, absl::Milliseconds(400));
+  EXPECT_TRUE(h.Mean(c, {1}).status.ok()) << "decodes do not wait for prefills";
+  EXPECT_TRUE(first.get().status.ok());
+  EXPECT_TRUE(h.Mean(b, std::vector<float>(64, 1)).status.ok());
+  EXPECT_TRUE(h.Mean(b, std::vector<float>(6400, 1)).status.ok()) << "alone, any length is taken";
+}
+
 // Decodes go into every batch beside a long prefill.
 TEST(Load, C03DecodesAreNotStuckBehindALongPrefill) {
   EngineOptions options = Harness::DefaultOptions();

@@ -175,7 +175,7 @@ TEST(Scheduler, RandomTrafficKeepsItsPromises) {
   struct State {
     std::vector<uint64_t> lanes;
     int64_t tokens = 0, done = 0;
-    bool started = false;
+    bool started = false, prefill = false;
   };
   std::map<uint64_t, State> open;
   std::map<uint64_t, std::vector<uint64_t>> order;  // lane -> ids not finished, oldest first
@@ -201,7 +201,7 @@ TEST(Scheduler, RandomTrafficKeepsItsPromises) {
         item.lanes.push_back(lane);
         order[lane].push_back(item.id);
       }
-      open[item.id] = {{lanes.begin(), lanes.end()}, item.tokens};
+      open[item.id] = {{lanes.begin(), lanes.end()}, item.tokens, 0, false, item.prefill};
       scheduler.Add(std::move(item));
     }
     const Scheduler::Batch batch = scheduler.Form(absl::UnixEpoch(), [&](uint64_t) { return below(50) == 0; });
@@ -217,7 +217,12 @@ TEST(Scheduler, RandomTrafficKeepsItsPromises) {
       ASSERT_EQ(chunk.last, chunk.end == state.tokens);
       for (const uint64_t lane : state.lanes) ASSERT_TRUE(busy_lanes.insert(lane).second);
     }
-    for (const auto& [id, state] : open) queued -= state.started;
+    int64_t prefill_tokens_left = 0;
+    for (const auto& [id, state] : open) {
+      queued -= state.started;
+      if (state.prefill) prefill_tokens_left += state.tokens - state.done;
+    }
+    ASSERT_EQ(scheduler.prefill_tokens_left(), prefill_tokens_left);
     ASSERT_EQ(scheduler.queued_items(), queued);
     ASSERT_EQ(scheduler.size(), static_cast<int64_t>(open.size()));
     ASSERT_TRUE(open.empty() || !batch.chunks.empty() || !batch.dropped.empty()) << "stuck";
@@ -229,6 +234,7 @@ TEST(Scheduler, RandomTrafficKeepsItsPromises) {
     }
   }
   EXPECT_EQ(scheduler.queued_tokens(), 0);
+  EXPECT_EQ(scheduler.prefill_tokens_left(), 0);
   EXPECT_GT(out, 1000u);
 }
 
