@@ -10,6 +10,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "server/engine/cpu_limit.h"
 
 namespace attnd {
 namespace {
@@ -108,6 +109,10 @@ void AppendProcessFamilies(std::vector<MetricFamily>* families) {
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);
   static const double boot_time = BootTimeSeconds();
+  // The limit of a container is a file that its start wrote.
+  static const double memory_limit = static_cast<double>(MemoryLimit());
+  Append(families, "attnd_memory_limit_bytes", "Memory limit of the container or machine.", MetricType::Gauge,
+         memory_limit);
   // Field numbers of proc(5).
   Append(families, "process_cpu_seconds_total", "User and system CPU time spent.", MetricType::Counter,
          (StatField(stat, 14) + StatField(stat, 15)) / ticks);

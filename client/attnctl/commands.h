@@ -11,6 +11,7 @@ namespace attnd::attnctl {
 using Arguments = std::vector<std::string>;
 
 int RunInfo(const Arguments& arguments);
+int RunHealth(const Arguments& arguments);
 int RunSession(const Arguments& arguments);
 int RunAttend(const Arguments& arguments);
 int RunEstimate(const Arguments& arguments);

@@ -14,7 +14,8 @@
 
 namespace attnd::attnctl {
 
-// --server, --timeout, --tls, --tls_roots, --token_file. The server's default comes from ATTND_SERVER.
+// --server, --timeout, --tls, --tls_roots, --tls_name, --tls_cert, --tls_key, --token_file. The server's default comes
+// from ATTND_SERVER.
 class ConnectionFlags {
  public:
   explicit ConnectionFlags(FlagSet* flags);
@@ -25,7 +26,7 @@ class ConnectionFlags {
   std::string server_;
   absl::Duration timeout_ = absl::Seconds(30);
   bool tls_ = false;
-  std::string tls_roots_;
+  std::string tls_roots_, tls_name_, tls_cert_, tls_key_;
   std::string token_file_;
 };
 

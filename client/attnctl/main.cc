@@ -16,6 +16,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"info", RunInfo, "the server's version, instruction set, limits and how full its cache is"},
+    {"health", RunHealth, "whether the server takes work: for health checks"},
     {"session", RunSession, "list, get or close sessions"},
     {"attend", RunAttend, "stateless attention over JSON matrices"},
     {"estimate", RunEstimate, "cache memory and traffic of a model (asks no server)"},

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "attnd/v1/attnd.pb.h"
 #include "client/cpp/internal/convert.h"
+#include "client/cpp/internal/health.h"
 #include "client/cpp/internal/status.h"
 #include "client/cpp/internal/stream.h"
 #include "client/cpp/internal/transport.h"
@@ -86,6 +87,15 @@ absl::StatusOr<ServerInfo> Client::GetServerInfo(const SessionConfig* config, co
   absl::Status status = transport_->Unary(&Stub::GetServerInfo, request, &response, call, RetrySafe::kYes);
   if (!status.ok()) return status;
   return internal::FromWire(response);
+}
+
+absl::StatusOr<bool> Client::IsServing(const std::string& service, const CallOptions& call) const {
+  bool serving = false;
+  absl::Status status = transport_->Call(call, RetrySafe::kYes, [&](grpc::ClientContext* context) {
+    return internal::CheckHealth(transport_->channel(), context, service, &serving);
+  });
+  if (!status.ok()) return status;
+  return serving;
 }
 
 absl::StatusOr<Session> Client::CreateSession(const SessionConfig& config, const CallOptions& call) const {

@@ -44,6 +44,10 @@ class Client {
   // With a config, the answer also says how many tokens of such a session fit.
   absl::StatusOr<ServerInfo> GetServerInfo(const SessionConfig* config = nullptr, const CallOptions& call = {}) const;
 
+  // What grpc.health.v1 says of the whole server, or of one service such as "attnd.v1.Attention": true while it takes
+  // work, false while it drains. Needs no token. NOT_FOUND: no such service · UNIMPLEMENTED: no health service.
+  absl::StatusOr<bool> IsServing(const std::string& service = {}, const CallOptions& call = {}) const;
+
   // INVALID_ARGUMENT with BAD_CONFIG · RESOURCE_EXHAUSTED with SESSION_LIMIT, or CACHE_FULL when reserve_tokens do
   // not fit. Never retried: a lost answer would leave a session behind (until its time to live ends).
   absl::StatusOr<Session> CreateSession(const SessionConfig& config, const CallOptions& call = {}) const;

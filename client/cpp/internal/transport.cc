@@ -63,8 +63,8 @@ absl::Duration Jittered(absl::Duration pause) {
 
 Transport::Transport(ClientOptions options)
     : options_(std::move(options)),
-      stub_(v1::Attention::NewStub(
-          grpc::CreateCustomChannel(options_.target, Credentials(options_.tls), Arguments(options_)))) {}
+      channel_(grpc::CreateCustomChannel(options_.target, Credentials(options_.tls), Arguments(options_))),
+      stub_(v1::Attention::NewStub(channel_)) {}
 
 void Transport::Prepare(grpc::ClientContext& context) const {
   if (!options_.bearer_token.empty()) context.AddMetadata("authorization", "Bearer " + options_.bearer_token);

@@ -4,6 +4,7 @@
 #define ATTND_CLIENT_CPP_INTERNAL_TRANSPORT_H_
 
 #include <google/protobuf/message_lite.h>
+#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
 #include <memory>
@@ -26,6 +27,7 @@ class Transport {
 
   const ClientOptions& options() const { return options_; }
   v1::Attention::Stub& stub() { return *stub_; }
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
 
   // Puts the token into a new context. Deadlines are the caller's.
   void Prepare(grpc::ClientContext& context) const;
@@ -54,6 +56,7 @@ class Transport {
 
  private:
   ClientOptions options_;
+  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Attention::Stub> stub_;
 };
 
