@@ -34,6 +34,8 @@ class Metrics final : public EngineObserver, public RpcObserver {
   void SetStatsSource(const Engine* engine);
   void SetReady(bool ready);
   void SetDraining(bool draining);
+  bool ready() const;
+  bool draining() const;
 
   // Lives as long as the Metrics.
   const std::shared_ptr<prometheus::Collectable>& collectable() const;
