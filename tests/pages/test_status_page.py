@@ -213,7 +213,7 @@ def test_readable_on_a_desk_and_on_a_phone_by_day_and_by_night(server: Server, b
                 time.sleep(0.1)
             demo.finish()
             page.wait_for("document.getElementById('quantiles').rows.length === 6")
-            assert "–" not in shown(page, "decode.rate")
+            assert "\u2013" not in shown(page, "decode.rate")
 
         for page in check_looks(browser, url(server), "status", await_content):
             assert page.evaluate("document.getElementById('badge').textContent") == "ready"
