@@ -49,7 +49,8 @@ using attnd::Options;
 
 ABSL_FLAG(std::string, listen, Options().listen, "address:port of the gRPC service; port 0 takes a free one");
 ABSL_FLAG(std::string, metrics_listen, Options().metrics_listen,
-          "address:port of http://.../metrics for Prometheus; port 0 takes a free one; empty for no metrics");
+          "address:port of http://.../metrics for Prometheus and of the status page at /; port 0 takes a free one; "
+          "empty for neither");
 ABSL_FLAG(ByteSize, kv_cache_bytes, ByteSize{Options().kv_cache_bytes},
           "memory for keys and values, such as 4GiB; auto: half of the memory limit of the machine or container");
 ABSL_FLAG(int, compute_threads, Options().compute_threads,

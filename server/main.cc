@@ -14,6 +14,7 @@
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/server.h"
+#include "server/service_manager.h"
 #include "server/version.h"
 
 namespace attnd {
@@ -35,10 +36,19 @@ int Fail(const std::string& message) {
   return 1;
 }
 
+// A manager that does not listen is its own trouble: the server serves all the same.
+void TellServiceManager(absl::string_view state) {
+  const absl::Status told = NotifyServiceManager(state);
+  if (!told.ok()) {
+    Log(LogLevel::kWarning, "the service manager was not told", {{"reason", std::string(told.message())}});
+  }
+}
+
 // Drains, and hurries if another signal comes meanwhile.
 void DrainOnSignal(const sigset_t& signals, Server* server) {
   int signal_number = 0;
   sigwait(&signals, &signal_number);
+  TellServiceManager("STOPPING=1\nSTATUS=draining");
   Log(LogLevel::kInfo, "draining",
       {{"signal", strsignal(signal_number)}, {"timeout", absl::FormatDuration(server->options().drain_timeout)}});
   std::atomic<bool> drained{false};
@@ -63,6 +73,7 @@ int Serve(const Options& options, const sigset_t& signals) {
             << (metrics_address.empty() ? ", no metrics"
                                         : absl::StrCat(", metrics on http://", metrics_address, "/metrics"))
             << std::endl;
+  TellServiceManager(absl::StrCat("READY=1\nSTATUS=serving on ", (*server)->address()));
   DrainOnSignal(signals, server->get());
   return 0;
 }

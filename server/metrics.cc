@@ -199,6 +199,8 @@ void Metrics::SetStatsSource(const Engine* engine, const AttentionService* servi
 
 void Metrics::SetReady(bool ready) { state_->ready->Set(ready ? 1 : 0); }
 void Metrics::SetDraining(bool draining) { state_->draining->Set(draining ? 1 : 0); }
+bool Metrics::ready() const { return state_->ready->Value() == 1; }
+bool Metrics::draining() const { return state_->draining->Value() == 1; }
 
 const std::shared_ptr<prometheus::Collectable>& Metrics::collectable() const { return state_->collectable; }
 

@@ -36,6 +36,8 @@ class Metrics final : public EngineObserver, public RpcObserver {
   void SetStatsSource(const Engine* engine, const AttentionService* service);
   void SetReady(bool ready);
   void SetDraining(bool draining);
+  bool ready() const;
+  bool draining() const;
 
   // Lives as long as the Metrics.
   const std::shared_ptr<prometheus::Collectable>& collectable() const;

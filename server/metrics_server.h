@@ -1,4 +1,6 @@
-// http://address/metrics for Prometheus. Keeps civetweb, and its exceptions, out of everything else.
+// What attnd tells over HTTP: /metrics for Prometheus, / for people, /status.json for the page at / and for scripts,
+// /healthz and /readyz for whoever restarts it or sends it work. No answer waits for a computation, none holds a
+// session's id. See deploy/METRICS.md.
 #ifndef ATTND_SERVER_METRICS_SERVER_H_
 #define ATTND_SERVER_METRICS_SERVER_H_
 
@@ -7,18 +9,16 @@
 
 #include "absl/status/statusor.h"
 
-namespace prometheus {
-class Collectable;
-class Exposer;
-}  // namespace prometheus
-
 namespace attnd {
+
+class HttpServer;
+class Metrics;
 
 class MetricsServer {
  public:
-  // UNAVAILABLE, naming the address, when it cannot be bound.
-  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
-      const std::string& address, const std::shared_ptr<prometheus::Collectable>& collectable);
+  // `metrics` must live as long as the server. UNAVAILABLE, naming the address, when it cannot be bound.
+  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& address, const Metrics& metrics,
+                                                              int compute_threads);
   ~MetricsServer();  // waits for a scrape that is being answered
 
   const std::string& address() const { return address_; }  // with the port that was taken
@@ -27,8 +27,7 @@ class MetricsServer {
   MetricsServer() = default;
 
   std::string address_;
-  std::shared_ptr<prometheus::Collectable> collectable_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  std::unique_ptr<HttpServer> http_server_;
 };
 
 }  // namespace attnd

@@ -102,7 +102,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& given) {
   server->metrics_->SetStatsSource(server->engine_.get(), server->service_.get());
 
   if (!options->metrics_listen.empty()) {
-    auto metrics_server = MetricsServer::Start(options->metrics_listen, server->metrics_->collectable());
+    auto metrics_server = MetricsServer::Start(options->metrics_listen, *server->metrics_, options->compute_threads);
     if (!metrics_server.ok()) return metrics_server.status();
     server->metrics_server_ = *std::move(metrics_server);
   }

@@ -11,6 +11,9 @@
 //   UNAVAILABLE (no server, or one that drains) · DEADLINE_EXCEEDED · CANCELLED (CallOptions::stop) ·
 //   UNAUTHENTICATED, PERMISSION_DENIED (bearer token) · RESOURCE_EXHAUSTED with MESSAGE_TOO_LARGE (the request is
 //   above ClientOptions::max_message_bytes; nothing was sent).
+//
+// Installed as "attnd/client.h" (CMake: find_package(attnd), target attnd::client). The public headers include each
+// other by their bare names, so that they are the same files there as here.
 #ifndef ATTND_CLIENT_CPP_CLIENT_H_
 #define ATTND_CLIENT_CPP_CLIENT_H_
 
@@ -20,12 +23,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cpp/errors.h"
-#include "client/cpp/options.h"
-#include "client/cpp/requests.h"
-#include "client/cpp/session.h"
-#include "client/cpp/step_stream.h"
-#include "client/cpp/types.h"
+#include "errors.h"
+#include "options.h"
+#include "requests.h"
+#include "session.h"
+#include "step_stream.h"
+#include "types.h"
 
 namespace attnd::client {
 

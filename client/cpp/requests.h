@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "client/cpp/types.h"
+#include "types.h"
 
 namespace attnd::client {
 

@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cpp/options.h"
-#include "client/cpp/requests.h"
-#include "client/cpp/types.h"
+#include "options.h"
+#include "requests.h"
+#include "types.h"
 
 namespace attnd::client {
 

@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/cpp/requests.h"
+#include "requests.h"
 
 namespace attnd::client {
 

@@ -21,17 +21,26 @@ int HttpConnect(const std::string& address) {
   return -1;
 }
 
-std::string HttpGet(const std::string& address, const std::string& path) {
+std::string HttpExchange(const std::string& address, const std::string& request) {
   std::string answer;
   const int connection = HttpConnect(address);
   if (connection < 0) return answer;
-  const std::string request = "GET " + path + " HTTP/1.0\r\nHost: " + address + "\r\n\r\n";
-  if (write(connection, request.data(), request.size()) == static_cast<ssize_t>(request.size())) {
+  const std::string whole = request + "\r\nHost: " + address + "\r\n\r\n";
+  if (write(connection, whole.data(), whole.size()) == static_cast<ssize_t>(whole.size())) {
     char buffer[8192];
     for (ssize_t n; (n = read(connection, buffer, sizeof(buffer))) > 0;) answer.append(buffer, n);
   }
   close(connection);
   return answer;
+}
+
+std::string HttpGet(const std::string& address, const std::string& path) {
+  return HttpExchange(address, "GET " + path + " HTTP/1.0");
+}
+
+std::string HttpBody(const std::string& answer) {
+  const size_t end = answer.find("\r\n\r\n");
+  return end == std::string::npos ? "" : answer.substr(end + 4);
 }
 
 }  // namespace attnd::testing

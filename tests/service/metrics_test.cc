@@ -272,7 +272,7 @@ TEST_F(MetricsTest, M11_AScrapeDoesNotWaitForCompute) {
   running.join();
 }
 
-// With the exposer's defaults two connections that say nothing make the target look down for 30 s.
+// With civetweb's defaults two connections that say nothing make the target look down for 30 s.
 TEST_F(MetricsTest, ConnectionsThatSayNothingDoNotHoldUpScrapes) {
   Options options = DefaultOptions();
   options.metrics_listen = "127.0.0.1:0";

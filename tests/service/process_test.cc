@@ -1,8 +1,13 @@
 // The program itself: flags, environment, start-up line, signals, exit statuses.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -106,6 +111,62 @@ TEST(ProcessTest, M06_PortsInUseAndForeignAddressesEndWithAMessage) {
   EXPECT_EQ(foreign.Wait(), 1);
   EXPECT_TRUE(absl::StrContains(foreign.err(), "192.0.2.1:5000")) << foreign.err();
   EXPECT_TRUE(absl::StrContains(HttpGet(first.metrics_address, "/metrics"), "attnd_ready 1"));
+}
+
+// A service manager's end of NOTIFY_SOCKET. A name that begins with "@" has no file.
+class NotifySocket {
+ public:
+  explicit NotifySocket(const std::string& name) : name_(name), socket_(socket(AF_UNIX, SOCK_DGRAM, 0)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, name.data(), name.size());
+    if (name[0] == '@') address.sun_path[0] = '\0';
+    const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
+    EXPECT_EQ(bind(socket_, reinterpret_cast<const sockaddr*>(&address), bytes), 0) << name;
+    const timeval patience = {.tv_sec = 30, .tv_usec = 0};
+    setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  }
+  ~NotifySocket() {
+    close(socket_);
+    if (name_[0] == '/') unlink(name_.c_str());
+  }
+  std::string Receive() {
+    char buffer[512];
+    const ssize_t received = recv(socket_, buffer, sizeof(buffer), 0);
+    return received > 0 ? std::string(buffer, received) : "";
+  }
+
+ private:
+  const std::string name_;
+  const int socket_;
+};
+
+TEST(ProcessTest, AServiceManagerIsToldOfReadinessAndOfTheDrain) {
+  for (const std::string& name :
+       {absl::StrCat(::testing::TempDir(), "/attnd_notify_", getpid()), absl::StrCat("@attnd_notify_", getpid())}) {
+    NotifySocket manager(name);
+    const std::string variable = "NOTIFY_SOCKET=" + name;
+    Program program(kFreePorts, {variable});
+    const std::string ready = manager.Receive();
+    EXPECT_TRUE(absl::StartsWith(ready, "READY=1\n")) << ready;
+    ASSERT_TRUE(program.AwaitStart()) << program.err();
+    EXPECT_TRUE(absl::StrContains(ready, "STATUS=serving on " + program.address)) << ready;
+    EXPECT_TRUE(absl::StrContains(HttpGet(program.metrics_address, "/readyz"), "200 OK")) << "told when it was true";
+    program.Signal(SIGTERM);
+    EXPECT_TRUE(absl::StartsWith(manager.Receive(), "STOPPING=1\n"));
+    EXPECT_EQ(program.Wait(), 0) << program.err();
+    EXPECT_FALSE(absl::StrContains(program.err(), "service manager")) << program.err();
+  }
+}
+
+TEST(ProcessTest, AServiceManagerThatDoesNotListenStopsNothing) {
+  for (const char* variable : {"NOTIFY_SOCKET=/nonexistent/notify", "NOTIFY_SOCKET=no path"}) {
+    Program program(kFreePorts, {variable});
+    ASSERT_TRUE(program.AwaitStart()) << program.err();
+    EXPECT_TRUE(Eventually([&] { return absl::StrContains(program.err(), "the service manager was not told"); }));
+    program.Signal(SIGTERM);
+    EXPECT_EQ(program.Wait(), 0) << program.err();
+  }
 }
 
 TEST(ProcessTest, ListeningBeyondLoopbackWithoutTlsIsWarnedOf) {
