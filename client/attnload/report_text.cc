@@ -14,7 +14,7 @@ std::string Ms(Nanos nanos) {
 }
 
 void Row(const char* name, const Histogram& h, std::string* text) {
-  if (h.count() == 0) return;
+  if (h.count() == 0 || h.max() == Nanos(0)) return;
   absl::StrAppendFormat(text, "%-26s %9d", name, h.count());
   for (const NamedQuantile& q : kQuantiles) absl::StrAppendFormat(text, " %8s", Ms(h.Quantile(q.quantile)));
   absl::StrAppendFormat(text, " %8s %8s\n", Ms(h.max()), Ms(Nanos(static_cast<int64_t>(h.MeanSeconds() * 1e9))));

@@ -52,7 +52,7 @@ Finding CheckGauges(const std::string& url, const MetricValues& before, absl::Du
     if (above.empty() || absl::Now() >= deadline) break;
     absl::SleepFor(absl::Milliseconds(100));
   }
-  const std::string after = absl::FormatDuration(absl::Trunc(absl::Now() - start, absl::Milliseconds(100)));
+  const std::string after = absl::StrFormat("%.1f s", absl::ToDoubleSeconds(absl::Now() - start));
   if (above.empty()) return {"gauges", true, absl::StrCat("back where they were within ", after)};
   return {"gauges", false, absl::StrCat("not back after ", after, ": ", above)};
 }
