@@ -33,8 +33,8 @@ absl::Status CheckSizes(const client::AttendRequest& request, const client::Atte
 }  // namespace
 
 int RunAttend(const Arguments& arguments) {
-  FlagSet flags("attend [FILE] [FLAG...]", kSummary);
-  ConnectionFlags connection(&flags);
+  FlagSet flags("attnctl attend [FILE] [FLAG...]", kSummary);
+  tool::ConnectionFlags connection(&flags);
   std::vector<std::string> files;
   if (auto exit = ParseOrExit(&flags, arguments, &files)) return *exit;
   if (files.size() > 1) {
@@ -45,7 +45,7 @@ int RunAttend(const Arguments& arguments) {
   if (!json.ok()) return PrintError(json.status());
   absl::StatusOr<Problem> problem = ParseProblem(*json);
   if (!problem.ok()) return PrintError(problem.status());
-  absl::StatusOr<Client> client = connection.Connect();
+  absl::StatusOr<Client> client = Connect(connection);
   if (!client.ok()) return PrintError(client.status());
   client::AttendRequest request = problem->Request();
   request.return_weights = true;

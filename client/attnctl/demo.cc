@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "client/attnctl/demo_check.h"
 #include "client/attnctl/demo_data.h"
+#include "client/tool/stored.h"
 
 namespace attnd::attnctl {
 namespace {
@@ -211,17 +212,6 @@ int64_t Demo::total_work() const {
   return (1 + kCheckShare) * work * options_.sessions * options_.config.num_layers;
 }
 
-double Demo::error_bound() const {
-  switch (options_.config.kv_dtype) {
-    case client::KvDType::kF32:
-      return 1e-5;
-    case client::KvDType::kBf16:
-    case client::KvDType::kF16:
-      return 1e-2;
-    case client::KvDType::kInt8:
-      return 3e-2;
-  }
-  return 0;
-}
+double Demo::error_bound() const { return tool::ErrorBound(options_.config.kv_dtype); }
 
 }  // namespace attnd::attnctl

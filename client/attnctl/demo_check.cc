@@ -7,29 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/attnctl/demo_data.h"
-#include "client/attnctl/float64_head.h"
+#include "client/tool/float64_head.h"
+#include "client/tool/stored.h"
 
 namespace attnd::attnctl {
 namespace {
-
-// A row as INT8 holds it: elements of -127 to 127 times the row's scale, or zeros where that would be no normal number.
-void QuantizeRow(std::span<float> row) {
-  float largest = 0;
-  for (const float value : row) largest = std::max(largest, std::fabs(value));
-  const bool vanishes = largest < 127 * std::numeric_limits<float>::min();
-  for (float& value : row) value = vanishes ? 0 : largest / 127 * std::nearbyint(value * (127 / largest));
-}
-
-// Rows of `dim` values as the server stores them: the numeric contract is against those.
-void RoundAsStored(client::KvDType dtype, int dim, std::span<float> values) {
-  if (dtype == client::KvDType::kBf16) {
-    for (float& value : values) value = client::ToFloat(client::ToBFloat16(value));
-  } else if (dtype == client::KvDType::kF16) {
-    for (float& value : values) value = client::ToFloat(client::ToFloat16(value));
-  } else if (dtype == client::KvDType::kInt8) {
-    for (; !values.empty(); values = values.subspan(dim)) QuantizeRow(values.first(dim));
-  }
-}
 
 // One kv head's rows of K or V for tokens 0 .. keys - 1.
 std::vector<float> HeadRows(const DemoOptions& options, const CheckTask& task, TensorKind kind, int dim, int64_t keys) {
@@ -38,20 +20,8 @@ std::vector<float> HeadRows(const DemoOptions& options, const CheckTask& task, T
   for (int64_t j = 0; j < keys; ++j) {
     data.Fill((j * options.config.num_kv_heads + task.kv_head) * dim, std::span(rows).subspan(j * dim, dim));
   }
-  RoundAsStored(options.config.kv_dtype, dim, rows);
+  tool::RoundAsStored(options.config.kv_dtype, dim, rows);
   return rows;
-}
-
-// ||out - reference|| / ||reference||; infinite when the answer is not finite.
-double RelativeError(const float* out, const double* reference, int dim) {
-  double difference = 0, norm = 0;
-  for (int d = 0; d < dim; ++d) {
-    const double delta = out[d] - reference[d];
-    difference += delta * delta;
-    norm += reference[d] * reference[d];
-  }
-  if (!std::isfinite(difference)) return std::numeric_limits<double>::infinity();
-  return difference == 0 ? 0 : std::sqrt(difference / norm);
 }
 
 }  // namespace
@@ -62,8 +32,8 @@ CheckResult RunCheck(const DemoOptions& options, const CheckTask& task) {
   const int group = c.num_q_heads / c.num_kv_heads;
   const double softmax_scale = 1.0 / std::sqrt(static_cast<double>(c.head_dim));
   const int64_t keys = task.steps.back().first.position + task.steps.back().first.tokens;
-  Float64Head head(c.head_dim, value_dim, keys, HeadRows(options, task, TensorKind::kK, c.head_dim, keys),
-                   HeadRows(options, task, TensorKind::kV, value_dim, keys));
+  tool::Float64Head head(c.head_dim, value_dim, keys, HeadRows(options, task, TensorKind::kK, c.head_dim, keys),
+                         HeadRows(options, task, TensorKind::kV, value_dim, keys));
   const DemoData queries(options.seed, task.session, task.layer, TensorKind::kQ);
   std::vector<float> q_stored(static_cast<size_t>(group * c.head_dim));
   std::vector<double> q(q_stored.size()), reference(static_cast<size_t>(group * value_dim));
@@ -80,12 +50,12 @@ CheckResult RunCheck(const DemoOptions& options, const CheckTask& task) {
       const int64_t position = step.position + t;
       // The group's query heads lie side by side in a token's row.
       queries.Fill((position * c.num_q_heads + task.kv_head * group) * c.head_dim, q_stored);
-      if (c.kv_dtype == client::KvDType::kBf16) RoundAsStored(c.kv_dtype, c.head_dim, q_stored);
+      if (c.kv_dtype == client::KvDType::kBf16) tool::RoundAsStored(c.kv_dtype, c.head_dim, q_stored);
       std::copy(q_stored.begin(), q_stored.end(), q.begin());
       head.Attend(q, group, position + 1, softmax_scale, reference);
       const float* out = answer->As<float>().data() + (t * c.num_q_heads + task.kv_head * group) * value_dim;
       for (int g = 0; g < group; ++g) {
-        const double error = RelativeError(out + g * value_dim, &reference[g * value_dim], value_dim);
+        const double error = tool::RelativeError(out + g * value_dim, &reference[g * value_dim], value_dim);
         ++result.rows;
         if (error <= result.max_error) continue;
         result.max_error = error;

@@ -9,7 +9,6 @@
 #include "client/attnctl/commands.h"
 #include "client/attnctl/connection.h"
 #include "client/attnctl/demo.h"
-#include "client/attnctl/metrics_page.h"
 
 namespace attnd::attnctl {
 namespace {
@@ -36,7 +35,7 @@ struct Flags {
     flags->String("metrics", &metrics, "URL of the metrics page, to print its cache gauges as well");
   }
 
-  ConnectionFlags connection;
+  tool::ConnectionFlags connection;
   int64_t sessions = 8, layers = 4, q_heads = 32, kv_heads = 8, head_dim = 128, value_dim = 0;
   int64_t prefill = 512, decode = 64, seed = 1;
   std::string kv = "f32", metrics;
@@ -131,14 +130,14 @@ absl::StatusOr<bool> RunAll(const Client& client, const DemoOptions& options, co
 }  // namespace
 
 int RunDemo(const Arguments& arguments) {
-  FlagSet flag_set("demo [FLAG...]", kSummary);
+  FlagSet flag_set("attnctl demo [FLAG...]", kSummary);
   Flags flags(&flag_set);
   if (auto exit = ParseOrExit(&flag_set, arguments)) return *exit;
   if (flags.q_heads % flags.kv_heads != 0) {
     return PrintUsageError(absl::InvalidArgumentError(
         absl::StrFormat("--q_heads: %d is not a multiple of --kv_heads %d", flags.q_heads, flags.kv_heads)));
   }
-  absl::StatusOr<Client> client = flags.connection.Connect();
+  absl::StatusOr<Client> client = Connect(flags.connection);
   if (!client.ok()) return PrintError(client.status());
   absl::StatusOr<client::ServerInfo> info = client->GetServerInfo();
   if (!info.ok()) return PrintError(info.status(), flags.connection.server());

@@ -6,7 +6,6 @@
 #include "client/attnctl/commands.h"
 #include "client/attnctl/connection.h"
 #include "client/attnctl/estimate.h"
-#include "client/attnctl/model_flags.h"
 
 namespace attnd::attnctl {
 namespace {
@@ -19,7 +18,7 @@ std::string Exact(int64_t bytes) {
 
 int RunEstimate(const Arguments& arguments) {
   FlagSet flags(
-      "estimate [FLAG...]",
+      "attnctl estimate [FLAG...]",
       "Prints the cache memory that a model's context takes and what each token costs on the network. It asks no\n"
       "server. A cache for N sessions is attnd --kv_cache_bytes=<the last line>.");
   ModelFlags model(&flags, "llama3-8b");

@@ -7,7 +7,6 @@
 #include "absl/strings/strip.h"
 #include "client/attnctl/commands.h"
 #include "client/attnctl/connection.h"
-#include "client/attnctl/model_flags.h"
 
 namespace attnd::attnctl {
 namespace {
@@ -51,10 +50,10 @@ void PrintFit(const client::ServerInfo& info, const std::string& model) {
 
 int RunInfo(const Arguments& arguments) {
   FlagSet flags(
-      "info [FLAG...]",
+      "attnctl info [FLAG...]",
       "Prints the server's version, instruction set, limits and how full its cache is; with --model, also how\n"
       "many tokens of that model fit.");
-  ConnectionFlags connection(&flags);
+  tool::ConnectionFlags connection(&flags);
   ModelFlags model(&flags, /*default_model=*/"none");
   if (auto exit = ParseOrExit(&flags, arguments)) return *exit;
   absl::StatusOr<client::SessionConfig> config = client::SessionConfig();
@@ -62,7 +61,7 @@ int RunInfo(const Arguments& arguments) {
     config = model.Config();
     if (!config.ok()) return PrintUsageError(config.status());
   }
-  absl::StatusOr<Client> client = connection.Connect();
+  absl::StatusOr<Client> client = Connect(connection);
   if (!client.ok()) return PrintError(client.status());
   absl::StatusOr<client::ServerInfo> info = client->GetServerInfo(model.given() ? &*config : nullptr);
   if (!info.ok()) return PrintError(info.status(), connection.server());

@@ -10,7 +10,7 @@
 namespace attnd::attnctl {
 namespace {
 
-constexpr char kSynopsis[] = "session list | get ID... | close ID... [FLAG...]";
+constexpr char kSynopsis[] = "attnctl session list | get ID... | close ID... [FLAG...]";
 constexpr char kSummary[] =
     "Lists the open sessions in the order of their creation, shows some, or closes some (closing a session that is\n"
     "closed already is no error). Contents of a session are never shown.";
@@ -81,7 +81,7 @@ int GetOrClose(const Client& client, const std::string& verb, const std::vector<
 
 int RunSession(const Arguments& arguments) {
   FlagSet flags(kSynopsis, kSummary);
-  ConnectionFlags connection(&flags);
+  tool::ConnectionFlags connection(&flags);
   int64_t limit = 1000;
   flags.Int("limit", &limit, 1, 1'000'000'000, "list: at most this many sessions");
   std::vector<std::string> words;
@@ -97,7 +97,7 @@ int RunSession(const Arguments& arguments) {
               << (verb == "list" ? " takes no '" + words[1] + "'" : " needs at least one session id") << "\n";
     return kUsage;
   }
-  absl::StatusOr<Client> client = connection.Connect();
+  absl::StatusOr<Client> client = Connect(connection);
   if (!client.ok()) return PrintError(client.status());
   if (verb == "list") return List(*client, limit);
   return GetOrClose(*client, verb, {words.begin() + 1, words.end()});

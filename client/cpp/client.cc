@@ -18,6 +18,7 @@ namespace {
 using internal::ExplainLostSession;
 using internal::RetrySafe;
 using Stub = v1::Attention::Stub;
+using AsyncStub = v1::Attention::StubInterface::async_interface;
 
 bool IsLocal(const std::string& target) {
   std::string host = target;
@@ -104,15 +105,16 @@ absl::StatusOr<Session> Client::CreateSession(const SessionConfig& config, const
   internal::ToWire(config, request.mutable_config());
   absl::Status status = transport_->Unary(&Stub::CreateSession, request, &response, call, RetrySafe::kNo);
   if (!status.ok()) return status;
-  absl::StatusOr<SessionInfo> info = internal::FromWire(response);
+  return Opened(internal::FromWire(response));
+}
+
+absl::StatusOr<Session> Client::Opened(absl::StatusOr<SessionInfo> info) const {
   if (!info.ok()) return info.status();
   return Session(*this, std::move(info->session_id), std::move(info->config));
 }
 
 absl::StatusOr<Session> Client::OpenSession(const std::string& session_id, const CallOptions& call) const {
-  absl::StatusOr<SessionInfo> info = GetSession(session_id, call);
-  if (!info.ok()) return info.status();
-  return Session(*this, std::move(info->session_id), std::move(info->config));
+  return Opened(GetSession(session_id, call));
 }
 
 absl::StatusOr<SessionInfo> Client::GetSession(const std::string& session_id, const CallOptions& call) const {
@@ -178,6 +180,45 @@ absl::StatusOr<StepResult> Client::Step(const StepRequest& request, const CallOp
   absl::Status status = transport_->Unary(&Stub::Step, wire, &response, call, StepRetrySafe(request));
   if (!status.ok()) return ExplainLostSession(status);
   return internal::FromWire(std::move(response));
+}
+
+void Client::CreateSessionAsync(const SessionConfig& config, const CallOptions& call,
+                                std::function<void(absl::StatusOr<Session>)> done) const {
+  v1::CreateSessionRequest request;
+  internal::ToWire(config, request.mutable_config());
+  transport_->UnaryAsync<v1::CreateSessionRequest, v1::Session>(
+      &AsyncStub::CreateSession, std::move(request), call,
+      // Weak, and locked for no longer than it takes: see Transport::UnaryAsync.
+      [transport = std::weak_ptr(transport_), done = std::move(done)](const absl::Status& status,
+                                                                      v1::Session* response) {
+        if (!status.ok()) return done(status);
+        absl::StatusOr<Session> session = Client(transport.lock()).Opened(internal::FromWire(*response));
+        done(std::move(session));
+      });
+}
+
+void Client::StepAsync(const StepRequest& request, const CallOptions& call,
+                       std::function<void(absl::StatusOr<StepResult>)> done) const {
+  v1::StepRequest wire;
+  internal::ToWire(request, &wire);
+  transport_->UnaryAsync<v1::StepRequest, v1::StepResponse>(
+      &AsyncStub::Step, std::move(wire), call,
+      [done = std::move(done)](const absl::Status& status, v1::StepResponse* response) {
+        if (!status.ok()) return done(ExplainLostSession(status));
+        done(internal::FromWire(std::move(*response)));
+      });
+}
+
+void Client::CloseSessionAsync(const std::string& session_id, const CallOptions& call,
+                               std::function<void(absl::StatusOr<bool>)> done) const {
+  v1::CloseSessionRequest request;
+  request.set_session_id(session_id);
+  transport_->UnaryAsync<v1::CloseSessionRequest, v1::CloseSessionResponse>(
+      &AsyncStub::CloseSession, std::move(request), call,
+      [done = std::move(done)](const absl::Status& status, v1::CloseSessionResponse* response) {
+        if (!status.ok()) return done(status);
+        done(response->was_open());
+      });
 }
 
 std::unique_ptr<StepStream> Client::OpenStepStream(const StepStreamOptions& options) const {

@@ -18,6 +18,7 @@
 #define ATTND_CLIENT_CPP_CLIENT_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -85,6 +86,15 @@ class Client {
   // connection may have been on its way: state start_position, and sending it again is safe.
   absl::StatusOr<StepResult> Step(const StepRequest& request, const CallOptions& call = {}) const;
 
+  // The same three without waiting: `done` is called exactly once with the answer, on a thread of gRPC's (or on this
+  // one, when nothing was sent), and must not block. Never retried. REQUIRES: a copy of this Client outlives the call.
+  void CreateSessionAsync(const SessionConfig& config, const CallOptions& call,
+                          std::function<void(absl::StatusOr<Session>)> done) const;
+  void StepAsync(const StepRequest& request, const CallOptions& call,
+                 std::function<void(absl::StatusOr<StepResult>)> done) const;
+  void CloseSessionAsync(const std::string& session_id, const CallOptions& call,
+                         std::function<void(absl::StatusOr<bool>)> done) const;
+
   // Pipelined steps. Returns at once; a connection that cannot be made shows in the first answer.
   std::unique_ptr<StepStream> OpenStepStream(const StepStreamOptions& options = {}) const;
 
@@ -92,6 +102,7 @@ class Client {
 
  private:
   friend class Session;
+  absl::StatusOr<Session> Opened(absl::StatusOr<SessionInfo> info) const;
   explicit Client(std::shared_ptr<internal::Transport> transport) : transport_(std::move(transport)) {}
 
   std::shared_ptr<internal::Transport> transport_;

@@ -46,6 +46,8 @@ struct ClientOptions {
   // smallest tolerated interval is below 10 s.
   absl::Duration keepalive = absl::Seconds(10);
   RetryPolicy retry = {};
+  // gRPC gives clients of one process that connect alike one TCP connection; true: this client has its own.
+  bool own_connection = false;
   std::string user_agent = {};  // put before gRPC's own
 };
 

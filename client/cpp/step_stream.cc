@@ -54,6 +54,8 @@ StepStream::Impl::NextWrite StepStream::Impl::PrepareWrite() {
     writing_ = std::move(queue_.front());
     queue_.pop_front();
     write_pending_ = true;
+    auto promise = promises_.find(writing_.request_id());
+    if (promise != promises_.end()) promise->second.sent = std::chrono::steady_clock::now();
     return NextWrite::kRequest;
   }
   if (!half_closed_ && !ended_) return NextWrite::kNothing;
@@ -85,10 +87,19 @@ void StepStream::Impl::OnReadDone(bool ok) {
   }
   const uint64_t id = reading_.request_id();
   absl::StatusOr<StepResult> result = ToResult(std::move(reading_));
+  Promise promise;
   {
     absl::MutexLock lock(&mutex_);
-    if (in_flight_.erase(id) == 1) answers_.insert_or_assign(id, std::move(result));
+    auto promised = promises_.find(id);
+    if (promised != promises_.end()) {
+      promise = std::move(promised->second);
+      promises_.erase(promised);
+      in_flight_.erase(id);
+    } else if (in_flight_.erase(id) == 1) {
+      answers_.insert_or_assign(id, std::move(result));
+    }
   }
+  if (promise.done) promise.done(std::move(result), promise.sent);
   reading_.Clear();
   StartRead(&reading_);
 }
@@ -108,33 +119,55 @@ void StepStream::Impl::OnWriteDone(bool ok) {
 }
 
 void StepStream::Impl::OnDone(const grpc::Status& status) {
+  std::vector<Promise> broken;
+  absl::Status lost;
   {
     absl::MutexLock lock(&mutex_);
-    EndLocked(internal::FromGrpc(status));
+    broken = EndLocked(internal::FromGrpc(status));
+    lost = LostLocked();
   }
+  BreakAll(std::move(broken), lost);
   done_.Notify();  // the object may be gone from here on
 }
 
-void StepStream::Impl::EndLocked(const absl::Status& status) {
+std::vector<StepStream::Impl::Promise> StepStream::Impl::EndLocked(const absl::Status& status) {
   if (!ended_) final_ = status;
   ended_ = true;
-  // An OK end with steps unanswered is a server that dropped them.
-  const absl::Status lost = final_.ok() ? absl::UnavailableError("the stream ended before this step's answer") : final_;
-  for (uint64_t id : in_flight_) answers_.insert_or_assign(id, lost);
+  std::vector<Promise> broken;
+  for (auto& [id, promise] : promises_) {
+    in_flight_.erase(id);
+    broken.push_back(std::move(promise));
+  }
+  promises_.clear();
+  for (uint64_t id : in_flight_) answers_.insert_or_assign(id, LostLocked());
   in_flight_.clear();
   queue_.clear();
+  return broken;
+}
+
+// An OK end with steps unanswered is a server that dropped them.
+absl::Status StepStream::Impl::LostLocked() const {
+  return final_.ok() ? absl::UnavailableError("the stream ended before this step's answer") : final_;
+}
+
+void StepStream::Impl::BreakAll(std::vector<Promise> promises, const absl::Status& status) {
+  for (Promise& promise : promises) promise.done(status, promise.sent);
 }
 
 void StepStream::Impl::Cancel(const absl::Status& status) {
   NextWrite next;
+  std::vector<Promise> broken;
+  absl::Status lost;
   {
     absl::MutexLock lock(&mutex_);
-    EndLocked(status);
+    broken = EndLocked(status);
+    lost = LostLocked();
     half_closed_ = true;
     next = PrepareWrite();
   }
   context_.TryCancel();
   StartNext(next);
+  BreakAll(std::move(broken), lost);
 }
 
 absl::StatusOr<uint64_t> StepStream::Impl::Send(const StepRequest& request) {
@@ -164,6 +197,30 @@ absl::StatusOr<uint64_t> StepStream::Impl::Send(const StepRequest& request) {
       "no room in the window of ", options_.window, " steps within ", absl::FormatDuration(options_.step_timeout)));
   Cancel(late);
   return late;
+}
+
+void StepStream::Impl::SendAsync(const StepRequest& request, Done done) {
+  v1::StepRequest wire;
+  internal::ToWire(request, &wire);
+  absl::Status refused = transport_->CheckSize(wire);
+  NextWrite next = NextWrite::kNothing;
+  if (refused.ok()) {
+    absl::MutexLock lock(&mutex_);
+    if (ended_) {
+      refused = final_.ok() ? absl::UnavailableError("the stream has ended") : final_;
+    } else if (half_closed_) {
+      refused = absl::FailedPreconditionError("SendAsync after the stream was finished or ended");
+    } else {
+      const uint64_t id = next_id_++;
+      wire.set_request_id(id);
+      in_flight_.insert(id);
+      promises_[id].done = std::move(done);
+      queue_.push_back(std::move(wire));
+      next = PrepareWrite();
+    }
+  }
+  StartNext(next);
+  if (!refused.ok()) done(refused, {});
 }
 
 absl::StatusOr<StepResult> StepStream::Impl::Wait(uint64_t request_id) {
@@ -217,6 +274,8 @@ StepStream::~StepStream() {
 
 absl::StatusOr<uint64_t> StepStream::Send(const StepRequest& request) { return impl_->Send(request); }
 absl::StatusOr<StepResult> StepStream::Wait(uint64_t request_id) { return impl_->Wait(request_id); }
+void StepStream::SendAsync(const StepRequest& request, Done done) { impl_->SendAsync(request, std::move(done)); }
+bool StepStream::open() const { return impl_->open(); }
 absl::Status StepStream::Finish() { return impl_->Finish(); }
 void StepStream::Cancel() { impl_->Cancel(absl::CancelledError("the stream was cancelled")); }
 

@@ -12,7 +12,9 @@
 #ifndef ATTND_CLIENT_CPP_STEP_STREAM_H_
 #define ATTND_CLIENT_CPP_STEP_STREAM_H_
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -46,6 +48,16 @@ class StepStream {
 
   // The answer to one step; each id can be waited for once (NOT_FOUND otherwise). Errors as Client::Step.
   absl::StatusOr<StepResult> Wait(uint64_t request_id);
+
+  // Send and Wait without waiting, whatever the window and the step_timeout: `done` is called exactly once, on a thread
+  // of gRPC's, or on the one that ends the stream or finds it ended. It must not block, nor destroy the stream.
+  // `sent`: when the step left for the connection; before that it waited here for those ahead of it. Zero: it never
+  // did.
+  using Done = std::function<void(absl::StatusOr<StepResult>, std::chrono::steady_clock::time_point sent)>;
+  void SendAsync(const StepRequest& request, Done done);
+
+  // False: it was finished, cancelled or broken; every further step is refused.
+  bool open() const;
 
   // Says that no more steps follow and waits until the server has answered all and closed the stream. Unclaimed
   // answers can still be waited for.

@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <set>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -35,7 +36,12 @@ class StepStream::Impl final : public grpc::ClientBidiReactor<v1::StepRequest, v
 
   absl::StatusOr<uint64_t> Send(const StepRequest& request);
   absl::StatusOr<StepResult> Wait(uint64_t request_id);
+  void SendAsync(const StepRequest& request, Done done);
   absl::Status Finish();
+  bool open() const {
+    absl::MutexLock lock(&mutex_);
+    return !ended_ && !half_closed_;
+  }
   void Cancel(const absl::Status& status);
   void WaitDone() { done_.WaitForNotification(); }
 
@@ -49,7 +55,15 @@ class StepStream::Impl final : public grpc::ClientBidiReactor<v1::StepRequest, v
   enum class NextWrite : uint8_t { kNothing, kRequest, kHalfClose };
   NextWrite PrepareWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartNext(NextWrite next);
-  void EndLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What SendAsync promised an answer to.
+  struct Promise {
+    Done done;
+    std::chrono::steady_clock::time_point sent = {};
+  };
+  // Returns the promises that the end breaks, for BreakAll once the mutex is released.
+  [[nodiscard]] std::vector<Promise> EndLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status LostLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void BreakAll(std::vector<Promise> promises, const absl::Status& status);
   bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return ended_ || static_cast<int>(in_flight_.size()) < options_.window;
   }
@@ -60,11 +74,12 @@ class StepStream::Impl final : public grpc::ClientBidiReactor<v1::StepRequest, v
   v1::StepRequest writing_;   // owned by gRPC between StartWrite and OnWriteDone
   v1::StepResponse reading_;  // owned by gRPC between StartRead and OnReadDone
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   std::deque<v1::StepRequest> queue_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> in_flight_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, absl::StatusOr<StepResult>> answers_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, Promise> promises_ ABSL_GUARDED_BY(mutex_);  // of some ids in in_flight_
   bool write_pending_ ABSL_GUARDED_BY(mutex_) = false;
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;  // no more Sends
   bool half_close_sent_ ABSL_GUARDED_BY(mutex_) = false;

@@ -32,6 +32,7 @@ grpc::ChannelArguments Arguments(const ClientOptions& options) {
   // gRPC waits up to two minutes between attempts to reconnect, longer than any retry of ours lasts.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  if (options.own_connection) arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   if (!options.tls.server_name.empty()) arguments.SetSslTargetNameOverride(options.tls.server_name);
   if (!options.user_agent.empty()) arguments.SetUserAgentPrefix(options.user_agent);
   return arguments;

@@ -7,12 +7,18 @@
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
+#include <functional>
 #include <memory>
+#include <optional>
+#include <stop_token>
+#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "attnd/v1/attnd.grpc.pb.h"
+#include "client/cpp/internal/status.h"
 #include "client/cpp/options.h"
 
 namespace attnd::client::internal {
@@ -52,6 +58,34 @@ class Transport {
     if (!size.ok()) return size;
     return Call(call, retry_safe,
                 [&](grpc::ClientContext* context) { return (stub_.get()->*method)(context, request, response); });
+  }
+
+  // The same without waiting and without retries: `done` is called once, on a thread of gRPC's, or on this one when
+  // nothing was sent. The transport must outlive the call: the last to hold a channel may not be one of its callbacks
+  // (gRPC 1.51 joins its threads where a channel is destroyed).
+  template <class Request, class Response>
+  void UnaryAsync(void (v1::Attention::StubInterface::async_interface::*method)(grpc::ClientContext*, const Request*,
+                                                                                Response*,
+                                                                                std::function<void(grpc::Status)>),
+                  Request request, const CallOptions& call, std::function<void(absl::Status, Response*)> done) {
+    struct Pending {
+      Request request;
+      Response response;
+      grpc::ClientContext context;
+      std::optional<std::stop_callback<std::function<void()>>> cancel;
+    };
+    absl::Status size = CheckSize(request);
+    if (!size.ok()) return done(size, nullptr);
+    auto pending = std::make_shared<Pending>();
+    pending->request = std::move(request);
+    pending->context.set_deadline(absl::ToChronoTime(absl::Now() + TimeoutOr(call.timeout)));
+    Prepare(pending->context);
+    pending->cancel.emplace(call.stop, [context = &pending->context] { context->TryCancel(); });
+    (stub_->async()->*method)(&pending->context, &pending->request, &pending->response,
+                              [pending, done = std::move(done)](const grpc::Status& status) {
+                                pending->cancel.reset();
+                                done(FromGrpc(status), &pending->response);
+                              });
   }
 
  private:

@@ -5,17 +5,21 @@
 
 #include "absl/strings/match.h"
 #include "client/attnctl/estimate.h"
-#include "client/attnctl/flags.h"
-#include "client/attnctl/metrics_page.h"
 #include "client/attnctl/problem.h"
+#include "client/tool/flags.h"
+#include "client/tool/metrics_page.h"
 
 namespace attnd::attnctl {
 namespace {
 
+using tool::FetchPage;
+using tool::FlagSet;
+using tool::SelectSamples;
+
 // ---- flags
 
 struct FlagsTest : ::testing::Test {
-  FlagsTest() : flags("test", "For tests.") {
+  FlagsTest() : flags("attnctl test", "For tests.") {
     flags.Int("count", &count, 1, 10, "a number");
     flags.String("name", &name, "a text");
     flags.Switch("fast", &fast, "a switch");

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "client/attnctl/commands.h"
-#include "client/attnctl/float64_head.h"
+#include "client/tool/float64_head.h"
 #include "kernels/reference.h"
 #include "tests/unit/client/fake_server.h"
 
@@ -43,7 +43,7 @@ TEST_P(Float64HeadTest, EqualsTheReference) {
   in.k.assign(k.begin(), k.end());
   in.v.assign(v.begin(), v.end());
   const ReferenceOutput expected = ReferenceAttention(in);
-  Float64Head head(head_dim, value_dim, keys, k, v);
+  tool::Float64Head head(head_dim, value_dim, keys, k, v);
   std::vector<double> out(queries * value_dim, NAN);
   head.Attend(in.q, queries, keys, in.softmax.softmax_scale, out);
   for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected.out[i], 1e-12) << i;

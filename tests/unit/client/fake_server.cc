@@ -14,7 +14,7 @@
 #include "absl/time/clock.h"
 #include "attnd/v1/attnd.grpc.pb.h"
 #include "attnd/v1/error_details.pb.h"
-#include "client/attnctl/float64_head.h"
+#include "client/tool/float64_head.h"
 
 namespace attnd {
 namespace {
@@ -224,7 +224,7 @@ class FakeServer::Service final : public v1::Attention::Service {
     std::vector<float> answer(tokens * c.num_q_heads() * c.value_dim());
     std::vector<double> wide(q.begin(), q.end()), row(c.value_dim());
     for (int h = 0; h < c.num_q_heads(); ++h) {
-      attnctl::Float64Head head(c.head_dim(), c.value_dim(), layer.length, layer.k[h / group], layer.v[h / group]);
+      tool::Float64Head head(c.head_dim(), c.value_dim(), layer.length, layer.k[h / group], layer.v[h / group]);
       for (int64_t t = 0; t < tokens; ++t) {
         const int64_t r = t * c.num_q_heads() + h;
         head.Attend({&wide[r * c.head_dim()], static_cast<size_t>(c.head_dim())}, 1, start + t + 1,

@@ -1,11 +1,11 @@
-#include "client/attnctl/float64_head.h"
+#include "client/tool/float64_head.h"
 
 #include <algorithm>
 #include <cassert>
 #include <cmath>
 #include <cstring>
 
-namespace attnd::attnctl {
+namespace attnd::tool {
 namespace {
 
 constexpr int kLanes = 8;
@@ -109,4 +109,4 @@ void Float64Head::AttendFour(const double* q, int rows, int64_t visible, double 
   }
 }
 
-}  // namespace attnd::attnctl
+}  // namespace attnd::tool

@@ -1,16 +1,16 @@
 // Which model: a name whose shape is known, changed by flags; and what its cache costs, by arithmetic.
-#ifndef ATTND_CLIENT_ATTNCTL_MODEL_FLAGS_H_
-#define ATTND_CLIENT_ATTNCTL_MODEL_FLAGS_H_
+#ifndef ATTND_CLIENT_TOOL_MODEL_FLAGS_H_
+#define ATTND_CLIENT_TOOL_MODEL_FLAGS_H_
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/attnctl/flags.h"
 #include "client/cpp/types.h"
+#include "client/tool/flags.h"
 
-namespace attnd::attnctl {
+namespace attnd::tool {
 
 struct ModelShape {
   const char* name;
@@ -26,8 +26,8 @@ const std::vector<ModelShape>& KnownModels();
 // --model, --layers, --q_heads, --kv_heads, --head_dim, --value_dim, --kv.
 class ModelFlags {
  public:
-  // `default_model`: a known model's name, or "none": no model unless asked for.
-  ModelFlags(FlagSet* flags, const std::string& default_model);
+  // `default_model`: a known model's name, or "none": no model unless asked for. `default_layers` 0: the model's.
+  ModelFlags(FlagSet* flags, const std::string& default_model, int64_t default_layers = 0);
 
   bool given() const { return model_ != "none"; }
   // INVALID_ARGUMENT: heads that do not divide; a custom model without its heads.
@@ -39,13 +39,13 @@ class ModelFlags {
  private:
   std::string model_;
   std::string kv_ = "f32";
-  int64_t layers_ = 0;  // 0 in all of these: the model's
+  int64_t layers_;  // 0 in this and the next four: the model's
   int64_t q_heads_ = 0;
   int64_t kv_heads_ = 0;
   int64_t head_dim_ = 0;
   int64_t value_dim_ = 0;
 };
 
-}  // namespace attnd::attnctl
+}  // namespace attnd::tool
 
-#endif  // ATTND_CLIENT_ATTNCTL_MODEL_FLAGS_H_
+#endif  // ATTND_CLIENT_TOOL_MODEL_FLAGS_H_

@@ -1,8 +1,8 @@
-#include "client/attnctl/model_flags.h"
+#include "client/tool/model_flags.h"
 
 #include "absl/strings/str_cat.h"
 
-namespace attnd::attnctl {
+namespace attnd::tool {
 namespace {
 
 const ModelShape* FindModel(const std::string& name) {
@@ -23,7 +23,8 @@ const std::vector<ModelShape>& KnownModels() {
   return models;
 }
 
-ModelFlags::ModelFlags(FlagSet* flags, const std::string& default_model) : model_(default_model) {
+ModelFlags::ModelFlags(FlagSet* flags, const std::string& default_model, int64_t default_layers)
+    : model_(default_model), layers_(default_layers) {
   std::vector<std::string> names;
   if (default_model == "none") names.push_back("none");
   for (const ModelShape& model : KnownModels()) names.push_back(model.name);
@@ -73,4 +74,4 @@ std::string ModelFlags::Describe() const {
   return absl::StrCat(text, ", KV in ", client::Name(config.kv_dtype));
 }
 
-}  // namespace attnd::attnctl
+}  // namespace attnd::tool

@@ -1,4 +1,4 @@
-#include "client/attnctl/metrics_page.h"
+#include "client/tool/metrics_page.h"
 
 #include <netdb.h>
 #include <sys/socket.h>
@@ -14,7 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-namespace attnd::attnctl {
+namespace attnd::tool {
 namespace {
 
 struct Url {
@@ -106,4 +106,4 @@ std::vector<std::string> SelectSamples(const std::string& page, const std::vecto
   return samples;
 }
 
-}  // namespace attnd::attnctl
+}  // namespace attnd::tool

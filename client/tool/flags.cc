@@ -1,4 +1,4 @@
-#include "client/attnctl/flags.h"
+#include "client/tool/flags.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace attnd::attnctl {
+namespace attnd::tool {
 
 void FlagSet::String(const std::string& name, std::string* value, const std::string& help) {
   flags_.push_back({name, "TEXT", *value, help, [value](const std::string& text) {
@@ -31,12 +31,28 @@ void FlagSet::Int(const std::string& name, int64_t* value, int64_t least, int64_
   flags_.push_back({name, "N", absl::StrCat(*value), help, set});
 }
 
-void FlagSet::Seconds(const std::string& name, absl::Duration* value, const std::string& help) {
+void FlagSet::Number(const std::string& name, double* value, double least, double most, const std::string& help) {
+  auto set = [=](const std::string& text) {
+    double number = 0;
+    if (!absl::SimpleAtod(text, &number)) {
+      return absl::InvalidArgumentError(absl::StrCat("--", name, ": '", text, "' is not a number"));
+    }
+    if (!(number >= least && number <= most)) {  // so that NaN is refused
+      return absl::InvalidArgumentError(absl::StrCat("--", name, ": ", text, " is not in ", least, "..", most));
+    }
+    *value = number;
+    return absl::OkStatus();
+  };
+  flags_.push_back({name, "NUMBER", absl::StrCat(*value), help, set});
+}
+
+void FlagSet::Seconds(const std::string& name, absl::Duration* value, const std::string& help, bool zero) {
   auto set = [=](const std::string& text) {
     absl::Duration duration;
-    if (!absl::ParseDuration(text, &duration) || duration <= absl::ZeroDuration()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--", name, ": '", text, "' is not a positive duration such as 30s or 500ms"));
+    const bool parsed = absl::ParseDuration(text, &duration);
+    if (!parsed || duration < absl::ZeroDuration() || (!zero && duration == absl::ZeroDuration())) {
+      return absl::InvalidArgumentError(absl::StrCat("--", name, ": '", text, "' is not a ", zero ? "" : "positive ",
+                                                     "duration such as 30s or 500ms"));
     }
     *value = duration;
     return absl::OkStatus();
@@ -68,7 +84,7 @@ void FlagSet::Choice(const std::string& name, std::string* value, const std::vec
   flags_.push_back({name, absl::StrJoin(names, "|"), *value, help, set});
 }
 
-const FlagSet::Flag* FlagSet::Find(const std::string& name) const {
+FlagSet::Flag* FlagSet::Find(const std::string& name) {
   auto flag = std::find_if(flags_.begin(), flags_.end(), [&](const Flag& f) { return f.name == name; });
   return flag == flags_.end() ? nullptr : &*flag;
 }
@@ -88,8 +104,7 @@ absl::Status FlagSet::Parse(const std::vector<std::string>& arguments, std::vect
     }
     const size_t equals = argument.find('=');
     const size_t dashes = argument.rfind("--", 0) == 0 ? 2 : 1;
-    const Flag* flag =
-        dashes == 2 ? Find(argument.substr(2, equals == std::string::npos ? equals : equals - 2)) : nullptr;
+    Flag* flag = dashes == 2 ? Find(argument.substr(2, equals == std::string::npos ? equals : equals - 2)) : nullptr;
     if (flag == nullptr) return absl::InvalidArgumentError(absl::StrCat("unknown flag '", argument, "'"));
     std::string value = "true";
     if (equals != std::string::npos) {
@@ -100,12 +115,22 @@ absl::Status FlagSet::Parse(const std::vector<std::string>& arguments, std::vect
     }
     absl::Status status = flag->set(value);
     if (!status.ok()) return status;
+    flag->given = value;
   }
   return absl::OkStatus();
 }
 
+std::vector<std::pair<std::string, std::string>> FlagSet::Values() const {
+  std::vector<std::pair<std::string, std::string>> values;
+  for (const Flag& flag : flags_) {
+    const bool off = flag.value_hint.empty() && flag.given.empty() && flag.default_value.empty();
+    values.emplace_back(flag.name, off ? "false" : flag.given.empty() ? flag.default_value : flag.given);
+  }
+  return values;
+}
+
 std::string FlagSet::Help() const {
-  std::string help = absl::StrCat("usage: attnctl ", synopsis_, "\n\n", summary_, "\n");
+  std::string help = absl::StrCat("usage: ", synopsis_, "\n\n", summary_, "\n");
   if (!flags_.empty()) help += "\nFlags\n";
   for (const Flag& flag : flags_) {
     std::string left = absl::StrCat("  --", flag.name, flag.value_hint.empty() ? "" : "=", flag.value_hint);
@@ -123,4 +148,4 @@ std::string FlagSet::Help() const {
   return help;
 }
 
-}  // namespace attnd::attnctl
+}  // namespace attnd::tool

@@ -1,14 +1,14 @@
 // Causal attention of one kv head in float64, fast enough to check every answer of the demo: the plain formula
 // (scores, softmax with the maximum subtracted, weighted sum), vectorised but with nothing approximated. It is tested
 // against the kernels' reference, which is the specification and too slow here.
-#ifndef ATTND_CLIENT_ATTNCTL_FLOAT64_HEAD_H_
-#define ATTND_CLIENT_ATTNCTL_FLOAT64_HEAD_H_
+#ifndef ATTND_CLIENT_TOOL_FLOAT64_HEAD_H_
+#define ATTND_CLIENT_TOOL_FLOAT64_HEAD_H_
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-namespace attnd::attnctl {
+namespace attnd::tool {
 
 // Not thread-safe: it has room for intermediate results.
 class Float64Head {
@@ -32,6 +32,6 @@ class Float64Head {
   std::vector<double> weights_;       // [4, padded_keys]
 };
 
-}  // namespace attnd::attnctl
+}  // namespace attnd::tool
 
-#endif  // ATTND_CLIENT_ATTNCTL_FLOAT64_HEAD_H_
+#endif  // ATTND_CLIENT_TOOL_FLOAT64_HEAD_H_

@@ -1,6 +1,6 @@
 // Reads a server's metrics page.
-#ifndef ATTND_CLIENT_ATTNCTL_METRICS_PAGE_H_
-#define ATTND_CLIENT_ATTNCTL_METRICS_PAGE_H_
+#ifndef ATTND_CLIENT_TOOL_METRICS_PAGE_H_
+#define ATTND_CLIENT_TOOL_METRICS_PAGE_H_
 
 #include <string>
 #include <vector>
@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-namespace attnd::attnctl {
+namespace attnd::tool {
 
 // GET of http://host[:port]/path. INVALID_ARGUMENT: another kind of URL · UNAVAILABLE: no connection, or an answer
 // that is not 200 · DEADLINE_EXCEEDED.
@@ -17,6 +17,6 @@ absl::StatusOr<std::string> FetchPage(const std::string& url, absl::Duration tim
 // The sample lines (not the comments) of the page whose names begin with one of the prefixes.
 std::vector<std::string> SelectSamples(const std::string& page, const std::vector<std::string>& prefixes);
 
-}  // namespace attnd::attnctl
+}  // namespace attnd::tool
 
-#endif  // ATTND_CLIENT_ATTNCTL_METRICS_PAGE_H_
+#endif  // ATTND_CLIENT_TOOL_METRICS_PAGE_H_
