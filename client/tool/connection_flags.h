@@ -25,7 +25,7 @@ class ConnectionFlags {
   std::string server_;
   absl::Duration timeout_;
   bool tls_ = false;
-  std::string tls_roots_;
+  std::string tls_roots_, tls_name_, tls_cert_, tls_key_;
   std::string token_file_;
 };
 
