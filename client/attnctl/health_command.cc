@@ -16,11 +16,11 @@ constexpr char kSummary[] =
 
 int RunHealth(const Arguments& arguments) {
   FlagSet flags("health [FLAG...]", kSummary);
-  ConnectionFlags connection(&flags);
+  tool::ConnectionFlags connection(&flags);
   std::string service;
   flags.String("service", &service, "the service asked about, such as attnd.v1.Attention; empty: the whole server");
   if (auto exit = ParseOrExit(&flags, arguments)) return *exit;
-  absl::StatusOr<Client> client = connection.Connect();
+  absl::StatusOr<Client> client = Connect(connection);
   if (!client.ok()) return PrintError(client.status());
   absl::StatusOr<bool> serving = client->IsServing(service);
   if (!serving.ok()) return PrintError(serving.status(), connection.server());

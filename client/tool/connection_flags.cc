@@ -19,6 +19,9 @@ ConnectionFlags::ConnectionFlags(FlagSet* flags, const std::string& address_flag
   flags->Seconds("timeout", &timeout_, "deadline of each call");
   flags->Switch("tls", &tls_, "encrypt; the system's certificate roots unless --tls_roots is given");
   flags->String("tls_roots", &tls_roots_, "PEM file of certificate roots; implies --tls");
+  flags->String("tls_name", &tls_name_, "name in the server's certificate, where it is not the address's");
+  flags->String("tls_cert", &tls_cert_, "PEM file of a client certificate chain, where the server asks for one");
+  flags->String("tls_key", &tls_key_, "PEM file of its private key");
   flags->String("token_file", &token_file_, "file that holds the bearer token");
 }
 
@@ -28,10 +31,14 @@ absl::StatusOr<client::ClientOptions> ConnectionFlags::Options(const std::string
   options.default_timeout = timeout_;
   options.user_agent = user_agent;
   options.tls.enabled = tls_ || !tls_roots_.empty();
-  if (!tls_roots_.empty()) {
-    absl::StatusOr<std::string> roots = ReadFile(tls_roots_);
-    if (!roots.ok()) return roots.status();
-    options.tls.root_certificates = *std::move(roots);
+  options.tls.server_name = tls_name_;
+  for (const auto& [path, content] :
+       {std::pair(&tls_roots_, &options.tls.root_certificates), std::pair(&tls_cert_, &options.tls.client_certificate),
+        std::pair(&tls_key_, &options.tls.client_key)}) {
+    if (path->empty()) continue;
+    absl::StatusOr<std::string> text = ReadFile(*path);
+    if (!text.ok()) return text.status();
+    *content = *std::move(text);
   }
   if (!token_file_.empty()) {
     absl::StatusOr<std::string> token = ReadFile(token_file_);
