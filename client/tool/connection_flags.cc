@@ -19,7 +19,7 @@ ConnectionFlags::ConnectionFlags(FlagSet* flags, const std::string& address_flag
   flags->Seconds("timeout", &timeout_, "deadline of each call");
   flags->Switch("tls", &tls_, "encrypt; the system's certificate roots unless --tls_roots is given");
   flags->String("tls_roots", &tls_roots_, "PEM file of certificate roots; implies --tls");
-  flags->String("tls_name", &tls_name_, "name in the server's certificate, where it is not the address's");
+  flags->String("tls_name", &tls_name_, "name in the server's certificate, where it is not the one connected to");
   flags->String("tls_cert", &tls_cert_, "PEM file of a client certificate chain, where the server asks for one");
   flags->String("tls_key", &tls_key_, "PEM file of its private key");
   flags->String("token_file", &token_file_, "file that holds the bearer token");

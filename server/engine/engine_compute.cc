@@ -74,6 +74,19 @@ void PrepareBuffers(Job* job) {
   }
 }
 
+// How many keys the first token of a job that starts now looks back on, at most.
+int64_t HistoryOf(const Job& job) {
+  if (job.kind == Job::Kind::kAttend) return job.attend.num_keys;
+  int64_t longest = 0;
+  for (const SegmentRun& run : job.runs) {
+    if (run.session == nullptr || run.session->gone != GoneReason::kNone) continue;
+    const int64_t length = run.session->cache.length(job.step.layer);
+    const int64_t window = run.softmax.window;
+    longest = std::max(longest, window > 0 ? std::min(window, length) : length);
+  }
+  return longest;
+}
+
 }  // namespace
 
 void EngineImpl::ComputeLoop() {
@@ -119,8 +132,10 @@ void EngineImpl::FormBatch(Afterwards* after) {
   plan->chunks.clear();
   plan->tokens = plan->prefill_tokens = plan->decodes = 0;
   const absl::Time now = absl::Now();
-  const Scheduler::Batch batch = scheduler_.Form(
-      now, [this](uint64_t id) ABSL_NO_THREAD_SAFETY_ANALYSIS { return jobs_.find(id)->second->cancelled(); });
+  const auto job_of = [this](uint64_t id) ABSL_NO_THREAD_SAFETY_ANALYSIS { return jobs_.find(id)->second.get(); };
+  const Scheduler::Batch batch =
+      scheduler_.Form(now, {.is_cancelled = [&](uint64_t id) { return job_of(id)->cancelled(); },
+                            .history = [&](uint64_t id) { return HistoryOf(*job_of(id)); }});
   for (const Scheduler::Drop& drop : batch.dropped) {
     Job* const job = jobs_.find(drop.id)->second.get();
     FinishJob(job, drop.cancelled ? CancelledError() : DeadlineError(), after);

@@ -32,21 +32,21 @@ void Scheduler::Add(Item item) {
 
 void Scheduler::MakeReady(Entry* entry) { (entry->item.prefill ? prefills_ : decodes_).push_back(entry); }
 
-Scheduler::Batch Scheduler::Form(absl::Time now, absl::FunctionRef<bool(uint64_t)> is_cancelled) {
+Scheduler::Batch Scheduler::Form(absl::Time now, const Questions& ask) {
   Batch batch;
   // Prefills first: one that is dropped may make a decode of its lane ready.
-  FormPrefills(now, is_cancelled, &batch);
-  FormDecodes(now, is_cancelled, &batch);
+  FormPrefills(now, ask, &batch);
+  FormDecodes(now, ask, &batch);
   return batch;
 }
 
-void Scheduler::FormDecodes(absl::Time now, absl::FunctionRef<bool(uint64_t)> is_cancelled, Batch* batch) {
+void Scheduler::FormDecodes(absl::Time now, const Questions& ask, Batch* batch) {
   bool scratch_blocked = false;
   std::deque<Entry*> waiting;
   while (!decodes_.empty()) {  // items that a drop makes ready come in at the end
     Entry* const entry = decodes_.front();
     decodes_.pop_front();
-    if (DropIfStale(entry, now, is_cancelled, batch)) continue;
+    if (DropIfStale(entry, now, ask, batch)) continue;
     if (!StartFits(*entry, &scratch_blocked)) {
       waiting.push_back(entry);
       continue;
@@ -57,7 +57,7 @@ void Scheduler::FormDecodes(absl::Time now, absl::FunctionRef<bool(uint64_t)> is
   decodes_ = std::move(waiting);
 }
 
-void Scheduler::FormPrefills(absl::Time now, absl::FunctionRef<bool(uint64_t)> is_cancelled, Batch* batch) {
+void Scheduler::FormPrefills(absl::Time now, const Questions& ask, Batch* batch) {
   bool scratch_blocked = false;
   int64_t budget = limits_.prefill_chunk_tokens;
   std::vector<Entry*> waiting, served;
@@ -65,20 +65,17 @@ void Scheduler::FormPrefills(absl::Time now, absl::FunctionRef<bool(uint64_t)> i
     const int64_t turns = static_cast<int64_t>(prefills_.size());
     Entry* const entry = prefills_.front();
     prefills_.pop_front();
-    if (DropIfStale(entry, now, is_cancelled, batch)) continue;
+    if (DropIfStale(entry, now, ask, batch)) continue;
     if (!entry->started && !StartFits(*entry, &scratch_blocked)) {
       waiting.push_back(entry);
       continue;
     }
-    if (!entry->started) Start(entry);
-    const int64_t share = std::min(budget, std::max(kMinChunkTokens, budget / turns));
-    const int64_t begin = entry->done_tokens;
-    const int64_t end = std::min(entry->item.tokens, begin + share);
-    entry->done_tokens = end;
-    budget -= end - begin;
-    prefill_tokens_left_ -= end - begin;
-    const bool last = end == entry->item.tokens;
-    batch->chunks.push_back({entry->item.id, begin, end, last});
+    if (!entry->started) {
+      Start(entry);
+      entry->history = ask.history(entry->item.id);
+    }
+    budget -= CutChunk(entry, std::min(budget, std::max(kMinChunkTokens, budget / turns)), batch);
+    const bool last = batch->chunks.back().last;
     if (!last) served.push_back(entry);
   }
   // Those that had no turn come first next time.
@@ -86,9 +83,20 @@ void Scheduler::FormPrefills(absl::Time now, absl::FunctionRef<bool(uint64_t)> i
   prefills_.insert(prefills_.end(), served.begin(), served.end());
 }
 
-bool Scheduler::DropIfStale(Entry* entry, absl::Time now, absl::FunctionRef<bool(uint64_t)> is_cancelled,
-                            Batch* batch) {
-  const bool cancelled = is_cancelled(entry->item.id);
+// Gives the item its next chunk, for `share` of the budget; returns what it takes of it.
+int64_t Scheduler::CutChunk(Entry* entry, int64_t share, Batch* batch) {
+  const int64_t begin = entry->done_tokens;
+  const int64_t keys = std::max(kFullChunkKeys, entry->history + begin);
+  const int64_t tokens = std::max(std::min(share, kMinChunkTokens), share * kFullChunkKeys / keys);
+  const int64_t end = std::min(entry->item.tokens, begin + tokens);
+  entry->done_tokens = end;
+  prefill_tokens_left_ -= end - begin;
+  batch->chunks.push_back({entry->item.id, begin, end, end == entry->item.tokens});
+  return ((end - begin) * keys + kFullChunkKeys - 1) / kFullChunkKeys;
+}
+
+bool Scheduler::DropIfStale(Entry* entry, absl::Time now, const Questions& ask, Batch* batch) {
+  const bool cancelled = ask.is_cancelled(entry->item.id);
   if (!cancelled && entry->item.deadline > now) return false;
   batch->dropped.push_back({entry->item.id, cancelled});
   Erase(entry);

@@ -152,7 +152,9 @@ TEST_F(StatusTest, TheBucketsAreThoseOfTheHistograms) {
   }
   int i = 0;
   for (const auto& [bound, value] : scraped) {
-    if (i < bounds.values_size()) EXPECT_EQ(bounds.values(i).number_value(), bound);
+    if (i < bounds.values_size()) {
+      EXPECT_EQ(bounds.values(i).number_value(), bound);
+    }
     EXPECT_EQ(buckets.values(i).number_value(), value) << "up to " << bound;
     ++i;
   }
