@@ -50,5 +50,6 @@ def load(server: Server) -> Iterator[None]:
 def metrics_reference() -> dict[str, str]:
     """Every metric of this build: {name: type}."""
     table = subprocess.run([binary(), "--metrics_reference"], capture_output=True, text=True, check=True).stdout
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| `")]
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {row[0].strip("`"): row[1] for row in rows}
