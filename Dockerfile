@@ -22,14 +22,15 @@ COPY proto proto
 COPY kernels kernels
 COPY server server
 COPY client client
+COPY deploy/CMakeLists.txt deploy/
+COPY deploy/cmake deploy/cmake
 # Empty: as many as there are processors.
 ARG BUILD_JOBS=
 # No instruction set is named: the compiler's baseline (any x86-64) and, at run time, what the CPU has.
 RUN cmake --preset release -DATTND_BUILD_TESTS=OFF \
-  && cmake --build --preset release --parallel "${BUILD_JOBS:-$(nproc)}" --target attnd attnctl \
+  && cmake --build --preset release --parallel "${BUILD_JOBS:-$(nproc)}" --target attnd attnctl attnload \
   && mkdir -p /out/bin \
-  && strip -o /out/bin/attnd build/release/bin/attnd \
-  && strip -o /out/bin/attnctl build/release/bin/attnctl
+  && for program in attnd attnctl attnload; do strip -o /out/bin/$program build/release/bin/$program || exit 1; done
 
 # The packages that hold the libraries that the programs name: what the image below installs, whatever their versions.
 RUN objdump -p /out/bin/* | awk '$1 == "NEEDED" { print "*/" $2 }' | sort -u \

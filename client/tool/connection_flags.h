@@ -11,8 +11,8 @@
 
 namespace attnd::tool {
 
-// The server's address under `address_flag`, --timeout, --tls, --tls_roots, --token_file. The server's default comes
-// from ATTND_SERVER.
+// The server's address under `address_flag`, --timeout, --tls, --tls_roots, --tls_name, --tls_cert, --tls_key,
+// --token_file. The server's default comes from ATTND_SERVER.
 class ConnectionFlags {
  public:
   explicit ConnectionFlags(FlagSet* flags, const std::string& address_flag = "server",

@@ -20,7 +20,8 @@ PULL_SECONDS = 300
 def run(*command: str | Path, check: bool = True, timeout: float = 600, **options) -> subprocess.CompletedProcess[str]:
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=timeout, **options)
     if check and done.returncode != 0:
-        raise AssertionError(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        said = done.stdout[-3000:] + done.stderr[-3000:]
+        raise AssertionError(f"{' '.join(map(str, command))}: status {done.returncode}\n{said}")
     return done
 
 
@@ -92,8 +93,9 @@ def import_debian() -> None:
         tree = Path(folder) / "trixie"
         run("debootstrap", "--variant=minbase", "--include=ca-certificates", "trixie", tree, mirror)
         # As slim as the image that it stands for.
-        slim = [f"--exclude=./{path}/*" for path in ("var/lib/apt/lists", "var/cache/apt", "usr/share/doc", "usr/share/man",
-                                                     "usr/share/locale", "var/log")]
+        left_out = ("var/lib/apt/lists", "var/cache/apt", "var/log",
+                    "usr/share/doc", "usr/share/man", "usr/share/locale")
+        slim = [f"--exclude=./{path}/*" for path in left_out]
         run("bash", "-c", 'tar -c -C "$0" "${@:2}" . | docker import - "$1"', tree, MADE_BASE, *slim)
 
 
@@ -103,7 +105,8 @@ def prometheus_image(base: str) -> str:
     if pull(name):
         return name
     recipe = f"""FROM {base}
-RUN apt-get update && apt-get install -y --no-install-recommends prometheus && mkdir /prometheus && chown 65534 /prometheus
+RUN apt-get update && apt-get install -y --no-install-recommends prometheus
+RUN mkdir /prometheus && chown 65534 /prometheus
 USER 65534
 ENTRYPOINT ["prometheus"]
 """

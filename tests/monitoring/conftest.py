@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +15,9 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "client/python/tests")]
 from prometheus import Prometheus  # noqa: E402
 from running_server import Server, binary  # noqa: E402
 
-LOAD = ["demo", "--sessions=4", "--layers=1", "--q_heads=8", "--kv_heads=2", "--head_dim=64", "--prefill=64",
-        "--decode=1000000"]
+# Small steps, unary and streamed, at a rate that half a processor can serve.
+LOAD = ["--model=smollm2-135m", "--layers=1", "--rate=5", "--prefill_tokens=64", "--decode_tokens=64",
+        "--decode_interval=10ms", "--duration=10m"]
 
 
 @pytest.fixture(scope="session")
@@ -37,9 +37,9 @@ def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(scope="session")
 def load(server: Server) -> Iterator[None]:
     """Prefills and decodes, unary and streamed, until the tests are over."""
-    program = str(binary().parent / "attnctl")
-    running = [subprocess.Popen([program, *LOAD, *more], env=os.environ | {"ATTND_SERVER": server.target},
-                                stdout=subprocess.DEVNULL) for more in ([], ["--stream"])]
+    program = str(binary().parent / "attnload")
+    running = [subprocess.Popen([program, *LOAD, f"--target={server.target}", f"--streams={streams}"],
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for streams in (0, 1)]
     yield
     for process in running:
         process.kill()
@@ -50,5 +50,6 @@ def load(server: Server) -> Iterator[None]:
 def metrics_reference() -> dict[str, str]:
     """Every metric of this build: {name: type}."""
     table = subprocess.run([binary(), "--metrics_reference"], capture_output=True, text=True, check=True).stdout
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| `")]
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {row[0].strip("`"): row[1] for row in rows}
