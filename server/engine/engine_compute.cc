@@ -96,15 +96,18 @@ Scheduler::Cost CostOf(const Job& job) {
 void EngineImpl::ComputeLoop() {
   std::vector<PendingCreate> creates;
   Afterwards after;
-  while (WaitForWork(&creates, &after)) {
+  bool computed = false;
+  while (WaitForWork(computed, &creates, &after)) {
+    computed = true;
     if (!creates.empty()) PrepareAndCreate(std::exchange(creates, {}));
     RunBatch(std::exchange(after, Afterwards()));
   }
 }
 
 // False when the engine stops.
-bool EngineImpl::WaitForWork(std::vector<PendingCreate>* creates, Afterwards* after) {
+bool EngineImpl::WaitForWork(bool computed, std::vector<PendingCreate>* creates, Afterwards* after) {
   absl::MutexLock lock(&mutex_);
+  if (computed) busy_ = false;
   while (!stopping_ && (busy_ || (creates_.empty() && !scheduler_.has_ready()))) work_cv_.Wait(&mutex_);
   if (stopping_) return false;
   busy_ = true;
@@ -124,6 +127,10 @@ void EngineImpl::RunBatch(Afterwards after) {
     }
     RunAfterwards(std::move(after));
   }
+}
+
+void EngineImpl::ComputeHere(Afterwards after) {
+  RunBatch(std::move(after));
   absl::MutexLock lock(&mutex_);
   busy_ = false;
   if (!creates_.empty() || scheduler_.has_ready()) work_cv_.Signal();

@@ -93,7 +93,7 @@ class EngineImpl final : public Engine {
   void Enqueue(std::unique_ptr<Job> job, int64_t scratch_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   struct Admission {
     absl::Status status;
-    bool compute_here = false;  // the caller has been given the compute thread's place: it must call RunBatch
+    bool compute_here = false;  // the caller has been given the compute thread's place: it must call ComputeHere
     Afterwards after;
   };
   Admission AdmitStep(std::unique_ptr<Job>* job) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -103,9 +103,12 @@ class EngineImpl final : public Engine {
 
   // compute
   void ComputeLoop() ABSL_LOCKS_EXCLUDED(mutex_);
-  bool WaitForWork(std::vector<PendingCreate>* creates, Afterwards* after) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Computes plan_, ends what is finished, and lets others compute. REQUIRES: busy_ was set for the caller.
+  // `computed`: the compute thread has set busy_ and is done.
+  bool WaitForWork(bool computed, std::vector<PendingCreate>* creates, Afterwards* after) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Computes plan_ and ends what is finished. REQUIRES: busy_ was set for the caller.
   void RunBatch(Afterwards after) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same in the compute thread's place, and lets others compute.
+  void ComputeHere(Afterwards after) ABSL_LOCKS_EXCLUDED(mutex_);
   void PrepareAndCreate(std::vector<PendingCreate> creates) ABSL_LOCKS_EXCLUDED(mutex_);
   void FormBatch(Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // into plan_
   void StartJob(Job* job, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

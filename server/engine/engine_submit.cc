@@ -173,7 +173,7 @@ void EngineImpl::Submit(StepTask task) {
   job->cancel = task.cancel;
   job->step = std::move(task);
   Admission admission = AdmitStep(&job);
-  if (admission.compute_here) return RunBatch(std::move(admission.after));
+  if (admission.compute_here) return ComputeHere(std::move(admission.after));
   if (job == nullptr) return;
   const absl::Status& status = admission.status;
   Reject(status);

@@ -210,8 +210,7 @@ TEST_F(StatusTest, EachPathHasItsTypeAndNothingMayBeStoredOrGuessed) {
 TEST_F(StatusTest, UnknownPathsAndMethodsAreAnsweredProperly) {
   StartServer(WithPort());
   const std::string address = server_->metrics_address();
-  for (const char* path :
-       {"/nothing", "/metrics/more", "/status", "/../etc/passwd", "/%2e%2e/etc/passwd"}) {
+  for (const char* path : {"/nothing", "/metrics/more", "/status", "/../etc/passwd", "/%2e%2e/etc/passwd"}) {
     const std::string answer = HttpGet(address, path);
     EXPECT_FALSE(absl::StartsWith(answer, "HTTP/1.1 200")) << path;
     EXPECT_FALSE(absl::StrContains(answer, "root:")) << path;
