@@ -45,7 +45,8 @@ v1::StepRequest MeanStep(const std::string& session_id, const Floats& values);
 class ComputeGate {
  public:
   void Close();
-  void Open();  // also lets out a batch that waits
+  void Open();     // also lets out a batch that waits
+  void PassOne();  // lets out the batch that waits, and no other
   // For Options::compute_hook.
   std::function<absl::Status()> hook();
   // Waits until a batch is inside that came after the last Close.

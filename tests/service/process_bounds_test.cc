@@ -5,7 +5,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -218,6 +220,104 @@ TEST_F(ProcessBoundsTest, ClientsThatDoNotReadCannotGrowItsMemory) {
   for (const auto& stream : streams) stream->Finish();
   EXPECT_TRUE(GaugesReturnToZero());
   EXPECT_TRUE(Step(stub_.get(), attend, &response).ok());
+}
+
+// G06: many more requests than it may hold, while compute is far behind.
+TEST_F(ProcessBoundsTest, G06_RequestsBeyondTheMemoryForThemAreRefused) {
+  Start({"--max_inflight_bytes=32MiB", "--max_message_bytes=8MiB", "--compute_threads=1"});
+  const int clients = FullSize() ? 500 : 100;
+  v1::SessionConfig config = ServiceTest::MeanConfig();
+  config.set_head_dim(256);
+  std::vector<std::string> ids;
+  for (int i = 0; i < clients; ++i) ids.push_back(Create(config));
+  v1::StepRequest step = MeanStep("", Floats(340, 0));
+  for (v1::Tensor* tensor : {step.mutable_q(), step.mutable_k(), step.mutable_v()}) *tensor = F32(Floats(340 * 256, 1));
+  ASSERT_GT(step.ByteSizeLong(), size_t{1'000'000});
+  const int64_t before = program_->ResidentBytes();
+  std::atomic<int> refused{0}, answered{0}, alive{clients};
+  std::vector<std::thread> threads;
+  for (const std::string& id : ids) {
+    threads.emplace_back([&, id] {
+      const auto stub = v1::Attention::NewStub(program_->NewChannel());
+      v1::StepRequest request = step;
+      request.mutable_segments(0)->set_session_id(id);
+      request.mutable_segments(0)->set_start_position(0);
+      request.mutable_segments(0)->set_rewind(true);
+      for (int i = 0; i < 5; ++i) {
+        v1::StepResponse response;
+        const grpc::Status status = Step(stub.get(), request, &response);
+        if (status.ok()) {
+          ++answered;
+        } else {
+          EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+          ++refused;
+        }
+      }
+      --alive;
+    });
+  }
+  int64_t most = 0;
+  while (alive > 0) {
+    most = std::max(most, program_->ResidentBytes() - before);
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::printf("%d answered, %d refused, at most %.0f MiB more\n", answered.load(), refused.load(), most / 1048576.0);
+  EXPECT_EQ(refused + answered, 5 * clients);
+  EXPECT_GT(answered, 0);
+  EXPECT_GT(refused, 0);
+  // The cache's 64 MiB; the 32 MiB that were allowed; and what gRPC holds of messages on their way in and out, which is
+  // bounded by twice as much.
+  if (kMemoryIsMeasurable) {
+    EXPECT_LT(most, (64 + 3 * 32 + 64) * kMiB);
+  }
+  EXPECT_TRUE(GaugesReturnToZero());
+}
+
+// G15: cycles of many sessions that fill the cache and are closed.
+TEST_F(ProcessBoundsTest, G15_CyclesOfSessionsGiveEverythingBack) {
+  const int cycles = FullSize() ? 100 : 12, sessions = FullSize() ? 1000 : 60;
+  Start({FullSize() ? "--kv_cache_bytes=2GiB" : "--kv_cache_bytes=128MiB"});
+  // 64 tokens of 8 heads of 128 + 128 floats in 2 layers: 1 MiB.
+  v1::SessionConfig config = ServiceTest::MeanConfig(2);
+  config.set_num_q_heads(8);
+  config.set_num_kv_heads(8);
+  config.set_head_dim(128);
+  v1::StepRequest append;
+  append.add_segments()->set_num_tokens(64);
+  append.mutable_k()->set_dtype(v1::DTYPE_F16);
+  append.mutable_k()->mutable_data()->assign(64 * 8 * 128 * 2, '\0');
+  *append.mutable_v() = append.k();
+  int64_t early = 0, late = 0;
+  for (int cycle = 1; cycle <= cycles; ++cycle) {
+    std::vector<std::string> ids;
+    for (int i = 0; i < sessions; ++i) {
+      ids.push_back(Create(config));
+      append.mutable_segments(0)->set_session_id(ids.back());
+      for (int layer = 0; layer < 2; ++layer) {
+        append.set_layer(layer);
+        v1::StepResponse response;
+        const grpc::Status status = Step(stub_.get(), append, &response);
+        ASSERT_TRUE(status.ok()) << status.error_message();
+      }
+    }
+    EXPECT_GE(program_->Metrics()["attnd_kv_cache_used_bytes"], static_cast<double>(sessions * kMiB));
+    for (const std::string& id : ids) {
+      grpc::ClientContext context;
+      v1::CloseSessionRequest request;
+      request.set_session_id(id);
+      v1::CloseSessionResponse response;
+      ASSERT_TRUE(stub_->CloseSession(&context, request, &response).ok());
+    }
+    ASSERT_EQ(program_->Metrics()["attnd_kv_cache_used_bytes"], 0);
+    late = program_->ResidentBytes();
+    if (cycle == 5) early = late;
+  }
+  std::printf("resident %.1f MiB after cycle 5, %.1f MiB after cycle %d\n", early / 1048576.0, late / 1048576.0,
+              cycles);
+  if (kMemoryIsMeasurable) {
+    EXPECT_LT(static_cast<double>(late), 1.2 * static_cast<double>(early));
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -62,8 +63,9 @@ Program::Program(const std::vector<std::string>& arguments, const std::vector<st
   if (pid_ != 0) return;
   dup2(open(out_path_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600), STDOUT_FILENO);
   dup2(open(err_path_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600), STDERR_FILENO);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed leaves no server behind
+  close_range(3, ~0u, 0);            // what this process holds is none of the program's
   if (open_files > 0) {
-    close_range(3, ~0u, 0);  // what this process holds is none of the program's
     const rlimit files{static_cast<rlim_t>(open_files), static_cast<rlim_t>(open_files)};
     setrlimit(RLIMIT_NOFILE, &files);
   }
