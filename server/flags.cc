@@ -66,7 +66,10 @@ ABSL_FLAG(int64_t, max_streams, Options().max_streams, "most StepStream calls op
 ABSL_FLAG(int, max_connections, Options().max_connections,
           "most connections open at a time; 0: what the limit of open files leaves, at most 4096");
 ABSL_FLAG(int64_t, prefill_chunk_tokens, Options().prefill_chunk_tokens,
-          "most tokens of long steps computed in one batch: fewer let one-token steps through sooner");
+          "most tokens of long steps computed in one batch");
+ABSL_FLAG(absl::Duration, prefill_chunk_time, Options().prefill_chunk_time,
+          "about how long they may take in a batch, which is how long a one-token step waits for them (they are never "
+          "fewer than 16); inf: as long as it takes");
 ABSL_FLAG(ByteSize, max_message_bytes, ByteSize{Options().max_message_bytes}, "largest request and largest answer");
 ABSL_FLAG(ByteSize, max_inflight_bytes, ByteSize{Options().max_inflight_bytes},
           "most bytes of requests and their answers at a time; auto: an eighth of the memory limit");
@@ -85,10 +88,26 @@ namespace {
 
 // In the order of --help and --print_config.
 constexpr absl::string_view kFlagNames[] = {
-    "listen",           "metrics_listen",    "kv_cache_bytes",     "compute_threads",      "max_sessions",
-    "session_idle_ttl", "max_queue_tokens",  "max_queue_requests", "max_queue_delay",      "max_streams",
-    "max_connections",  "max_message_bytes", "max_inflight_bytes", "prefill_chunk_tokens", "drain_timeout",
-    "tls_cert",         "tls_key",           "tls_client_ca",      "auth_tokens_file",
+    "listen",
+    "metrics_listen",
+    "kv_cache_bytes",
+    "compute_threads",
+    "max_sessions",
+    "session_idle_ttl",
+    "max_queue_tokens",
+    "max_queue_requests",
+    "max_queue_delay",
+    "max_streams",
+    "max_connections",
+    "max_message_bytes",
+    "max_inflight_bytes",
+    "prefill_chunk_tokens",
+    "prefill_chunk_time",
+    "drain_timeout",
+    "tls_cert",
+    "tls_key",
+    "tls_client_ca",
+    "auth_tokens_file",
 };
 
 std::string EnvironmentName(absl::string_view flag) { return absl::StrCat("ATTND_", absl::AsciiStrToUpper(flag)); }
@@ -137,6 +156,7 @@ Options OptionsFromFlags() {
   options.max_streams = absl::GetFlag(FLAGS_max_streams);
   options.max_connections = absl::GetFlag(FLAGS_max_connections);
   options.prefill_chunk_tokens = absl::GetFlag(FLAGS_prefill_chunk_tokens);
+  options.prefill_chunk_time = absl::GetFlag(FLAGS_prefill_chunk_time);
   options.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes).bytes;
   options.max_inflight_bytes = absl::GetFlag(FLAGS_max_inflight_bytes).bytes;
   options.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
@@ -223,6 +243,7 @@ void PrintConfig(const Options& o, std::ostream& out) {
   line("max_streams", o.max_streams);
   line("max_connections", o.max_connections);
   line("prefill_chunk_tokens", o.prefill_chunk_tokens);
+  line("prefill_chunk_time", absl::FormatDuration(o.prefill_chunk_time));
   line("max_message_bytes", FormatBytes(o.max_message_bytes));
   line("max_inflight_bytes", FormatBytes(o.max_inflight_bytes));
   line("drain_timeout", absl::FormatDuration(o.drain_timeout));

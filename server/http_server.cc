@@ -3,12 +3,16 @@
 #include <civetweb.h>
 #include <zlib.h>
 
+#include <atomic>
 #include <exception>
 #include <optional>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 namespace attnd {
 namespace {
@@ -75,7 +79,7 @@ void Send(mg_connection* connection, HttpAnswer answer, bool with_body, absl::st
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address, Handler handler) {
-  std::unique_ptr<HttpServer> server(new HttpServer(std::move(handler)));
+  std::unique_ptr<HttpServer> server(new HttpServer(std::move(handler), address.substr(0, address.rfind(':'))));
   // A connection that says nothing holds one of the threads until its time is out: with few threads and civetweb's 30 s
   // two such connections would make the target look down. For the same reason none is kept for a second request.
   const char* options[] = {"listening_ports",
@@ -112,7 +116,22 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
 }
 
 HttpServer::~HttpServer() {
-  if (context_ != nullptr) mg_stop(context_);
+  if (context_ != nullptr) {
+    // civetweb's listening thread sees that it is to stop when someone connects, or else every 2 s.
+    std::atomic<bool> stopped{false};
+    std::thread visitor([&] {
+      char error[64];
+      while (!stopped) {
+        absl::SleepFor(absl::Milliseconds(10));
+        if (mg_connection* visit = mg_connect_client(host_.c_str(), port_, 0, error, sizeof(error)); visit != nullptr) {
+          mg_close_connection(visit);
+        }
+      }
+    });
+    mg_stop(context_);
+    stopped = true;
+    visitor.join();
+  }
   mg_exit_library();
 }
 

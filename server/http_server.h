@@ -35,10 +35,11 @@ class HttpServer {
   int port() const { return port_; }
 
  private:
-  explicit HttpServer(Handler handler) : handler_(std::move(handler)) {}
+  HttpServer(Handler handler, std::string host) : handler_(std::move(handler)), host_(std::move(host)) {}
   static int OnRequest(mg_connection* connection);
 
   const Handler handler_;
+  const std::string host_;
   mg_context* context_ = nullptr;
   int port_ = 0;
 };

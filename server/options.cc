@@ -93,6 +93,7 @@ absl::Status Check(const Options& o) {
   if (status.ok()) status = CheckRange("max_streams", o.max_streams, int64_t{1}, kMany);
   if (status.ok()) status = CheckConnections(o.max_connections);
   if (status.ok()) status = CheckRange("prefill_chunk_tokens", o.prefill_chunk_tokens, int64_t{1}, kMany);
+  if (status.ok()) status = CheckPositive("prefill_chunk_time", o.prefill_chunk_time);
   if (status.ok()) status = CheckRange("max_message_bytes", o.max_message_bytes, kSmallestMessage, kLargestMessage);
   if (status.ok()) status = CheckRange("max_inflight_bytes", o.max_inflight_bytes, o.max_message_bytes, kMany);
   if (status.ok() && o.drain_timeout < absl::ZeroDuration()) {

@@ -25,6 +25,7 @@ struct Options {
   int64_t max_streams = 4096;
   int max_connections = 0;  // 0: what the limit of open files leaves, at most 4096
   int64_t prefill_chunk_tokens = 256;
+  absl::Duration prefill_chunk_time = absl::Milliseconds(5);
   int64_t max_message_bytes = int64_t{64} << 20;
   int64_t max_inflight_bytes = 0;  // 0: an eighth of the memory limit, at least two messages
   absl::Duration drain_timeout = absl::Seconds(30);

@@ -39,6 +39,7 @@ EngineOptions MakeEngineOptions(const Options& options) {
   engine.max_queue_requests = options.max_queue_requests;
   engine.max_queue_delay = options.max_queue_delay;
   engine.prefill_chunk_tokens = options.prefill_chunk_tokens;
+  engine.prefill_chunk_time = options.prefill_chunk_time;
   engine.poison_cache = options.poison_cache;
   engine.compute_hook = options.compute_hook;
   return engine;

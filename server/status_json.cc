@@ -93,11 +93,6 @@ class StatusWriter {
     return sum;
   }
 
-  // A field that this build may not have.
-  void Optional(absl::string_view field, absl::string_view family) {
-    if (Find(family) != nullptr) json_.Number(field, Value(family));
-  }
-
   void Field(absl::string_view field, absl::string_view family) { json_.Number(field, Value(family)); }
 
   // An object with a field for each value of the label, summed over the other labels.
@@ -183,18 +178,19 @@ class StatusWriter {
     json_.Begin("queue");
     Field("depth", "attnd_queue_depth");
     Field("limit", "attnd_queue_limit");
-    Optional("tokens", "attnd_queue_tokens");
-    Optional("tokens_limit", "attnd_queue_tokens_limit");
+    Field("tokens", "attnd_queue_tokens");
+    Field("tokens_limit", "attnd_queue_tokens_limit");
     json_.End();
   }
 
   void Requests() {
     json_.Begin("requests");
     Field("in_flight", "attnd_requests_in_flight");
-    Optional("in_flight_bytes", "attnd_inflight_bytes");
-    Optional("in_flight_bytes_limit", "attnd_inflight_bytes_limit");
+    Field("in_flight_bytes", "attnd_inflight_bytes");
+    Field("in_flight_bytes_limit", "attnd_inflight_bytes_limit");
     Field("streams", "attnd_streams_active");
-    Optional("streams_limit", "attnd_streams_limit");
+    Field("streams_limit", "attnd_streams_limit");
+    Field("connections_refused", "attnd_connections_refused_total");
     Object("handled", "attnd_rpc_handled_total", "code");
     Object("rejected", "attnd_rejected_total", "reason");
     Object("cancelled", "attnd_cancelled_total", "stage");
@@ -205,6 +201,7 @@ class StatusWriter {
     json_.Begin("process");
     Field("cpu_seconds", "process_cpu_seconds_total");
     Field("resident_bytes", "process_resident_memory_bytes");
+    Field("memory_limit_bytes", "attnd_memory_limit_bytes");
     Field("threads", "process_threads");
     Field("open_fds", "process_open_fds");
     Field("max_fds", "process_max_fds");

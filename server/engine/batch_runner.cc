@@ -51,8 +51,11 @@ void WriteBlockRows(SegmentRun* run, int64_t begin, int64_t end, int head) {
 double EstimateAttendUs(const KvShape& shape, const HeadCounts& heads, int64_t num_queries, int64_t num_keys) {
   const double dims = shape.head_dim + shape.value_dim;
   const double bytes = dims * num_keys * heads.num_kv_heads * static_cast<double>(KvElementBytes(shape.dtype));
-  const double flops = 2.0 * dims * num_keys * heads.num_q_heads * num_queries;
-  return std::max(bytes / kBytesPerUs, flops / kFlopsPerUs);
+  return std::max(bytes / kBytesPerUs, EstimateUsPerKey(shape, heads) * num_keys * num_queries);
+}
+
+double EstimateUsPerKey(const KvShape& shape, const HeadCounts& heads) {
+  return 2.0 * (shape.head_dim + shape.value_dim) * heads.num_q_heads / kFlopsPerUs;
 }
 
 BatchRunner::BatchRunner(int threads, std::function<absl::Status()> hook)
@@ -60,6 +63,7 @@ BatchRunner::BatchRunner(int threads, std::function<absl::Status()> hook)
 
 void BatchRunner::Run(absl::Span<const ChunkWork> chunks) {
   batch_.Clear();
+  estimated_us_ = 0;
   checks_.Run(chunks,
               [this](int64_t tasks, int64_t bytes, InputCheck::Task f) { ForEach(tasks, bytes / kBytesPerUs, f); });
   WriteRows(chunks);
@@ -109,7 +113,6 @@ void BatchRunner::Attend(absl::Span<const ChunkWork> chunks) {
   if (works_.empty()) return;
   blocks_.clear();
   blocks_.reserve(num_blocks);  // works point into it
-  double us = 0;
   auto piece = pieces_.begin();
   for (const ChunkWork* chunk : works_) {
     const SegmentRun& run = *chunk->run;
@@ -122,11 +125,11 @@ void BatchRunner::Attend(absl::Span<const ChunkWork> chunks) {
       work.weights = piece->weights.data();
       ++piece;
     }
-    us += EstimateAttendUs(work.shape, work.heads, work.num_queries, work.num_keys);
+    estimated_us_ += EstimateAttendUs(work.shape, work.heads, work.num_queries, work.num_keys);
     batch_.Add(work);
   }
   const int tasks = batch_.Plan();
-  ForEach(tasks, us, [this](int64_t task, int thread) { batch_.Run(static_cast<int>(task), thread); });
+  ForEach(tasks, estimated_us_, [this](int64_t task, int thread) { batch_.Run(static_cast<int>(task), thread); });
   for (size_t i = 0; i < works_.size(); i++) {
     const AttentionResult result = batch_.result(static_cast<int>(i));
     if (result.overflow_row < 0) continue;

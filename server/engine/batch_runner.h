@@ -23,12 +23,17 @@ namespace attnd {
 // Roughly how long one thread attends, in microseconds: `num_queries` rows per head over `num_keys` keys.
 double EstimateAttendUs(const KvShape& shape, const HeadCounts& heads, int64_t num_queries, int64_t num_keys);
 
+// The part of it that a query row of every head takes for each key, where many rows share the reading of K and V.
+double EstimateUsPerKey(const KvShape& shape, const HeadCounts& heads);
+
 class BatchRunner {
  public:
   BatchRunner(int threads, std::function<absl::Status()> hook);
 
   void Run(absl::Span<const ChunkWork> chunks);
-  int64_t kv_bytes_read() const { return batch_.kv_bytes_read(); }  // by the last Run
+  // Of the last Run.
+  int64_t kv_bytes_read() const { return batch_.kv_bytes_read(); }
+  double estimated_us() const { return estimated_us_; }
 
  private:
   // Rows [begin, end) of k and v that go into one block.
@@ -56,6 +61,7 @@ class BatchRunner {
   std::vector<const std::byte*> blocks_;
   std::vector<const ChunkWork*> works_;  // by work index
   std::vector<WeightsPiece> pieces_;
+  double estimated_us_ = 0;
 };
 
 }  // namespace attnd

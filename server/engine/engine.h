@@ -156,6 +156,8 @@ struct EngineOptions {
   int64_t max_queue_requests = 4096;
   absl::Duration max_queue_delay = absl::InfiniteDuration();  // work that would wait longer is refused
   int64_t prefill_chunk_tokens = 256;                         // most prefill tokens computed in one batch
+  // About as long the prefills of a batch take together (but at least a few tokens are computed).
+  absl::Duration prefill_chunk_time = absl::InfiniteDuration();
   int64_t max_attend_bytes = 0;  // scratch for stateless calls; 0: an eighth of kv_cache_bytes
   // Tests only.
   bool poison_cache = false;                   // fills new and freed blocks with NaN

@@ -74,17 +74,21 @@ void PrepareBuffers(Job* job) {
   }
 }
 
-// How many keys the first token of a job that starts now looks back on, at most.
-int64_t HistoryOf(const Job& job) {
-  if (job.kind == Job::Kind::kAttend) return job.attend.num_keys;
-  int64_t longest = 0;
+// Of a job that starts now, in microseconds of one thread.
+Scheduler::Cost CostOf(const Job& job) {
+  Scheduler::Cost cost;
   for (const SegmentRun& run : job.runs) {
-    if (run.session == nullptr || run.session->gone != GoneReason::kNone) continue;
-    const int64_t length = run.session->cache.length(job.step.layer);
+    if (!run.status.ok()) continue;
+    int64_t keys = run.num_keys;  // of a stateless call; a session's run is staged later
+    if (run.session != nullptr) {
+      if (run.session->gone != GoneReason::kNone) continue;
+      keys = run.session->cache.length(job.step.layer);
+    }
     const int64_t window = run.softmax.window;
-    longest = std::max(longest, window > 0 ? std::min(window, length) : length);
+    cost.history = std::max(cost.history, window > 0 ? std::min(window, keys) : keys);
+    cost.work_per_key = EstimateUsPerKey(run.layout->shape, run.heads);
   }
-  return longest;
+  return cost;
 }
 
 }  // namespace
@@ -133,9 +137,9 @@ void EngineImpl::FormBatch(Afterwards* after) {
   plan->tokens = plan->prefill_tokens = plan->decodes = 0;
   const absl::Time now = absl::Now();
   const auto job_of = [this](uint64_t id) ABSL_NO_THREAD_SAFETY_ANALYSIS { return jobs_.find(id)->second.get(); };
-  const Scheduler::Batch batch =
-      scheduler_.Form(now, {.is_cancelled = [&](uint64_t id) { return job_of(id)->cancelled(); },
-                            .history = [&](uint64_t id) { return HistoryOf(*job_of(id)); }});
+  const Scheduler::Batch batch = scheduler_.Form(now, chunk_budget_.us(),
+                                                 {.is_cancelled = [&](uint64_t id) { return job_of(id)->cancelled(); },
+                                                  .cost = [&](uint64_t id) { return CostOf(*job_of(id)); }});
   for (const Scheduler::Drop& drop : batch.dropped) {
     Job* const job = jobs_.find(drop.id)->second.get();
     FinishJob(job, drop.cancelled ? CancelledError() : DeadlineError(), after);
@@ -201,6 +205,7 @@ void EngineImpl::Compute(Plan* plan) {
 void EngineImpl::EndBatch(const Plan& plan, absl::Duration elapsed, Afterwards* after) {
   const absl::Time now = absl::Now();
   delay_.AddBatch(plan.prefill_tokens, plan.decodes, elapsed);
+  chunk_budget_.AddBatch(runner_.estimated_us(), elapsed);
   for (size_t i = 0; i < plan.jobs.size(); i++) {
     Job* const job = plan.jobs[i];
     job->in_batch = false;

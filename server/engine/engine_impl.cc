@@ -42,6 +42,9 @@ absl::Status CheckOptions(const EngineOptions& o) {
   status.Update(positive("max_queue_tokens", o.max_queue_tokens));
   status.Update(positive("max_queue_requests", o.max_queue_requests));
   status.Update(positive("prefill_chunk_tokens", o.prefill_chunk_tokens));
+  if (o.prefill_chunk_time <= absl::ZeroDuration()) {
+    status.Update(absl::InvalidArgumentError("prefill_chunk_time must be positive"));
+  }
   if (o.max_attend_bytes < 0) status.Update(absl::InvalidArgumentError("max_attend_bytes must not be negative"));
   if (o.session_idle_ttl <= absl::ZeroDuration()) {
     status.Update(absl::InvalidArgumentError("session_idle_ttl must be positive"));
@@ -68,6 +71,7 @@ EngineImpl::EngineImpl(const EngineOptions& options, EngineObserver* observer, s
       observer_(observer != nullptr ? observer : &null_observer_),
       pool_(std::move(pool)),
       scheduler_(MakeLimits(options)),
+      chunk_budget_(options.prefill_chunk_time, options.compute_threads),
       runner_(options.compute_threads, options.compute_hook),
       reaper_thread_([this] { ReaperLoop(); }),
       compute_thread_([this] { ComputeLoop(); }) {}

@@ -26,6 +26,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/cache/block_pool.h"
 #include "server/engine/batch_runner.h"
+#include "server/engine/chunk_budget.h"
 #include "server/engine/delay_estimate.h"
 #include "server/engine/engine.h"
 #include "server/engine/job.h"
@@ -140,6 +141,7 @@ class EngineImpl final : public Engine {
   uint64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 1;
   absl::Time reaper_wakes_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   DelayEstimate delay_ ABSL_GUARDED_BY(mutex_);
+  ChunkBudget chunk_budget_ ABSL_GUARDED_BY(mutex_);
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;  // a thread computes, or answers what it computed
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // what is left is to be completed with UNAVAILABLE

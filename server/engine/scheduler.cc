@@ -32,10 +32,10 @@ void Scheduler::Add(Item item) {
 
 void Scheduler::MakeReady(Entry* entry) { (entry->item.prefill ? prefills_ : decodes_).push_back(entry); }
 
-Scheduler::Batch Scheduler::Form(absl::Time now, const Questions& ask) {
+Scheduler::Batch Scheduler::Form(absl::Time now, double work, const Questions& ask) {
   Batch batch;
   // Prefills first: one that is dropped may make a decode of its lane ready.
-  FormPrefills(now, ask, &batch);
+  FormPrefills(now, {limits_.prefill_chunk_tokens, work}, ask, &batch);
   FormDecodes(now, ask, &batch);
   return batch;
 }
@@ -57,11 +57,10 @@ void Scheduler::FormDecodes(absl::Time now, const Questions& ask, Batch* batch) 
   decodes_ = std::move(waiting);
 }
 
-void Scheduler::FormPrefills(absl::Time now, const Questions& ask, Batch* batch) {
+void Scheduler::FormPrefills(absl::Time now, Budget budget, const Questions& ask, Batch* batch) {
   bool scratch_blocked = false;
-  int64_t budget = limits_.prefill_chunk_tokens;
   std::vector<Entry*> waiting, served;
-  while (!prefills_.empty() && budget > 0) {
+  while (!prefills_.empty() && budget.tokens > 0 && budget.work > 0) {
     const int64_t turns = static_cast<int64_t>(prefills_.size());
     Entry* const entry = prefills_.front();
     prefills_.pop_front();
@@ -72,9 +71,10 @@ void Scheduler::FormPrefills(absl::Time now, const Questions& ask, Batch* batch)
     }
     if (!entry->started) {
       Start(entry);
-      entry->history = ask.history(entry->item.id);
+      entry->cost = ask.cost(entry->item.id);
     }
-    budget -= CutChunk(entry, std::min(budget, std::max(kMinChunkTokens, budget / turns)), batch);
+    const int64_t tokens = std::min(budget.tokens, std::max(kMinChunkTokens, budget.tokens / turns));
+    CutChunk(entry, {tokens, budget.work / static_cast<double>(turns)}, &budget, batch);
     const bool last = batch->chunks.back().last;
     if (!last) served.push_back(entry);
   }
@@ -83,16 +83,20 @@ void Scheduler::FormPrefills(absl::Time now, const Questions& ask, Batch* batch)
   prefills_.insert(prefills_.end(), served.begin(), served.end());
 }
 
-// Gives the item its next chunk, for `share` of the budget; returns what it takes of it.
-int64_t Scheduler::CutChunk(Entry* entry, int64_t share, Batch* batch) {
-  const int64_t begin = entry->done_tokens;
-  const int64_t keys = std::max(kFullChunkKeys, entry->history + begin);
-  const int64_t tokens = std::max(std::min(share, kMinChunkTokens), share * kFullChunkKeys / keys);
-  const int64_t end = std::min(entry->item.tokens, begin + tokens);
-  entry->done_tokens = end;
-  prefill_tokens_left_ -= end - begin;
-  batch->chunks.push_back({entry->item.id, begin, end, end == entry->item.tokens});
-  return ((end - begin) * keys + kFullChunkKeys - 1) / kFullChunkKeys;
+// Gives the item its next chunk, for its share of the budgets, and takes from these what it costs.
+void Scheduler::CutChunk(Entry* entry, const Budget& share, Budget* budget, Batch* batch) {
+  const int64_t begin = entry->done_tokens, left = entry->item.tokens - begin;
+  const auto work = [&](int64_t tokens) {  // as if all looked back on as many keys as the last one
+    return entry->cost.work_per_key * static_cast<double>(entry->cost.history + begin + tokens) *
+           static_cast<double>(tokens);
+  };
+  int64_t tokens = std::min(left, share.tokens);
+  while (tokens > kMinWorkTokens && work(tokens) > share.work) tokens = std::max(kMinWorkTokens, tokens * 7 / 8);
+  entry->done_tokens += tokens;
+  budget->tokens -= tokens;
+  budget->work -= work(tokens);
+  prefill_tokens_left_ -= tokens;
+  batch->chunks.push_back({entry->item.id, begin, begin + tokens, tokens == left});
 }
 
 bool Scheduler::DropIfStale(Entry* entry, absl::Time now, const Questions& ask, Batch* batch) {

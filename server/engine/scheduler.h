@@ -5,8 +5,9 @@
 //   - An item waits in the lanes (sessions) that it names, first come first served in each. It is ready when it is at
 //     the head of all of them and keeps that place until it is finished: the items of a lane never overlap or overtake.
 //   - Continuous batching: a batch takes every ready decode item, whole. Prefill items share a budget of tokens per
-//     batch, in turns, so they come in chunks and decodes never wait for more than one batch. Tokens that look back on
-//     more than kFullChunkKeys keys take up the budget in proportion: a chunk takes no longer after a long history.
+//     batch, in turns, so they come in chunks and decodes never wait for more than one batch. So that a batch takes
+//     about as long whatever a model's size and its history, a budget of work bounds the chunks too, down to a few
+//     tokens.
 //   - Cancelled and expired items are dropped when a batch is formed, between the chunks of a prefill too.
 //   - The queue (items that have not started) is bounded in tokens and in items. An item larger than the token bound
 //     is taken when nothing else waits: it could never come in otherwise.
@@ -31,7 +32,7 @@ class Scheduler {
   struct Limits {
     int64_t queue_tokens = 0;
     int64_t queue_items = 0;
-    int64_t prefill_chunk_tokens = 0;  // of all prefill items of a batch together, after short histories
+    int64_t prefill_chunk_tokens = 0;  // of all prefill items of a batch together
     int64_t scratch_bytes = 0;
   };
   struct Item {
@@ -61,13 +62,18 @@ class Scheduler {
   bool HasRoom(int64_t tokens) const;
   // REQUIRES: the id is new; HasRoom (not checked here: internal work goes in regardless).
   void Add(Item item);
-  // What is asked of the caller while a batch is formed. `history`: how many keys the first token of a prefill item
-  // that starts now looks back on.
+  // What a prefill's tokens cost: token i work_per_key x (history + i).
+  struct Cost {
+    int64_t history = 0;
+    double work_per_key = 0;
+  };
+  // What is asked of the caller while a batch is formed; the cost of an item once, when it starts.
   struct Questions {
     absl::FunctionRef<bool(uint64_t id)> is_cancelled;
-    absl::FunctionRef<int64_t(uint64_t id)> history;
+    absl::FunctionRef<Cost(uint64_t id)> cost;
   };
-  Batch Form(absl::Time now, const Questions& ask);
+  // `work`: what the prefills of the batch may cost together.
+  Batch Form(absl::Time now, double work, const Questions& ask);
   // Takes an item out, whatever its state: finished, failed or given up.
   void Finish(uint64_t id);
 
@@ -85,22 +91,27 @@ class Scheduler {
     size_t lanes_ahead = 0;  // lanes in which others are ahead
     bool started = false;
     int64_t done_tokens = 0;
-    int64_t history = 0;  // known from the start on, of prefills
+    Cost cost;  // of prefills, known from the start on
   };
   // Most items are alone in their lane.
   using Lane = absl::InlinedVector<Entry*, 1>;
 
-  static constexpr int64_t kMinChunkTokens = 64;
-  // Two cores prefill 256 tokens of llama3-8b's shape after so many keys in about 0.1 s.
-  static constexpr int64_t kFullChunkKeys = 8192;
+  static constexpr int64_t kMinChunkTokens = 64;  // of the budget of tokens
+  // Of the budget of work. Each chunk reads its history anew: with fewer rows that, not the products, takes the time.
+  static constexpr int64_t kMinWorkTokens = 16;
 
   void MakeReady(Entry* entry);
   bool DropIfStale(Entry* entry, absl::Time now, const Questions& ask, Batch* batch);
-  int64_t CutChunk(Entry* entry, int64_t share, Batch* batch);
+  // What is left of a batch's budgets, and an item's part of it.
+  struct Budget {
+    int64_t tokens = 0;
+    double work = 0;
+  };
+  void CutChunk(Entry* entry, const Budget& share, Budget* budget, Batch* batch);
   bool StartFits(const Entry& entry, bool* scratch_blocked) const;
   void Start(Entry* entry);
   void FormDecodes(absl::Time now, const Questions& ask, Batch* batch);
-  void FormPrefills(absl::Time now, const Questions& ask, Batch* batch);
+  void FormPrefills(absl::Time now, Budget budget, const Questions& ask, Batch* batch);
   void Erase(Entry* entry);
 
   const Limits limits_;

@@ -194,6 +194,7 @@ function showFailures(now) {
   add((reason) => `refused: ${reason}`, (answer) => answer.requests.rejected);
   add((code) => `ended ${code}`, (answer) => answer.requests.handled);
   add((stage) => `client gone: ${stage}`, (answer) => answer.requests.cancelled);
+  add((name) => name, (answer) => ({ 'connections refused': answer.requests.connections_refused }));
   rows.sort((a, b) => b[1] - a[1] || b[2] - a[2]);
   fillTable('failures', rows.map(([words, recent, total]) => ['', words, count(recent), count(total)]));
   places.get('errors.note').hidden = rows.length > 0;
@@ -235,12 +236,10 @@ function showLoad(now) {
   const { queue, requests } = now;
   show('queue.depth', count(queue.depth));
   show('queue.limit', count(queue.limit));
-  show('queue.tokens', queue.tokens === undefined ? 'waiting for compute'
-    : ofLimit(queue.tokens, queue.tokens_limit, count) + ' tokens wait');
+  show('queue.tokens', ofLimit(queue.tokens, queue.tokens_limit, count) + ' tokens wait');
   spark('queue', values((answer) => answer.queue.depth), 1);
   show('requests.in_flight', count(requests.in_flight));
-  show('requests.bytes', ofLimit(requests.in_flight_bytes || 0, requests.in_flight_bytes_limit, bytes));
-  places.get('requests.bytes').parentElement.hidden = requests.in_flight_bytes === undefined;
+  show('requests.bytes', ofLimit(requests.in_flight_bytes, requests.in_flight_bytes_limit, bytes));
   show('requests.streams', ofLimit(requests.streams, requests.streams_limit, count));
   show('requests.ok', count(requests.handled.OK));
   show('requests.rate', perSecond(rate((answer) => sum(answer.requests.handled), RATE_S)));
@@ -253,7 +252,7 @@ function showProcess(now) {
   show('uptime', age(now.uptime_seconds));
   const cpu = rate((answer) => answer.process.cpu_seconds, RATE_S);
   show('process.cpu', cpu === null ? '–' : cpu.toFixed(2) + ' cores');
-  show('process.rss', bytes(process.resident_bytes));
+  show('process.rss', ofLimit(process.resident_bytes, process.memory_limit_bytes, bytes));
   show('process.threads', count(process.threads));
   show('process.fds', ofLimit(process.open_fds, process.max_fds, count));
 }

@@ -26,6 +26,8 @@ const std::vector<Mode>& Modes() {
       {"scaling", "decode or prefill on 1, 2, ... --threads: what an extra core brings", RunScaling},
 #ifdef ATTND_BENCH_RPC
       {"rpc", "a one-token step of a real attnd on loopback, beside a bare gRPC echo: steps/s", RunRpc},
+      {"serve", "streams that decode on a real attnd, beside the kernel alone; decode latency beside a prefill",
+       RunServe},
 #endif
       {"suite", "the table of the README's claims, in about five minutes", RunSuite},
   };

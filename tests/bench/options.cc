@@ -138,7 +138,7 @@ auto One(std::vector<T> Options::* member, ReadItem<T> read) {
 const std::vector<OptionSpec>& Specs() {
   constexpr int64_t kMaxTokens = int64_t{1} << 24;
   constexpr std::string_view kComputed = " decode fork prefill append scaling ";
-  constexpr std::string_view kLayers = " decode fork prefill append scaling rpc ";
+  constexpr std::string_view kLayers = " decode fork prefill append scaling rpc serve ";
   static const std::vector<OptionSpec> kSpecs = {
       {"--shape", kLayers, "=NAME,..", "layers of known models (below; llama3-8b)",
        List<ModelShape>(&Options::shapes, ReadShape)},
@@ -154,7 +154,8 @@ const std::vector<OptionSpec>& Specs() {
       {"--shared", " fork scaling ", "=N,..",
        "fork: tokens of the common prefix, in whole blocks (all but the last block)",
        Numbers<int64_t>(&Options::shared, 0, kMaxTokens)},
-      {"--batch", " decode prefill fork scaling ", "=N,..", "sequences that are computed together (1; fork 4)",
+      {"--batch", " decode prefill fork scaling serve ", "=N,..",
+       "sequences that are computed together (1; fork 4); serve: streams (64)",
        Numbers<int>(&Options::batches, 1, 1024)},
       {"--queries", " decode fork scaling ", "=N,..",
        "new tokens of each sequence: more than 1 is speculative decoding (1)", Numbers<int>(&Options::queries, 1, 64)},
@@ -267,7 +268,7 @@ Options WithDefaults(std::string_view mode, Options options) {
   Default<int64_t>(&o.tokens, {4096});
   Default<int64_t>(&o.histories, {0});
   Default<int64_t>(&o.shared, {-1});
-  Default(&o.batches, {mode == "fork" ? 4 : 1});
+  Default(&o.batches, {mode == "fork" ? 4 : mode == "serve" ? 64 : 1});
   Default(&o.queries, {1});
   Default(&o.steps, {64, 1});
   Default(&o.threads, {UsableThreads()});

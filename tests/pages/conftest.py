@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client/python/tests"), str(ROOT / "tests/pages")]
 
+pytest.register_assert_rewrite("looks")  # so that its assertions, too, show what they compared
+
 import chromium  # noqa: E402
 
 

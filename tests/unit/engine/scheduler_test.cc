@@ -2,8 +2,8 @@
 // ATTND_REWRITE=1 to have the expectations rewritten; look at the difference before keeping it.
 //
 //   limits queue_tokens=N queue_items=N chunk=N scratch=N
-//   add ID lanes=A,B tokens=N [prefill] [deadline=SECONDS] [scratch=N] [history=KEYS]
-//   form now=SECONDS [cancelled=ID,ID]
+//   add ID lanes=A,B tokens=N [prefill] [deadline=SECONDS] [scratch=N] [history=KEYS work_per_key=N]
+//   form now=SECONDS [work=N] [cancelled=ID,ID]
 //   finish ID
 #include "server/engine/scheduler.h"
 
@@ -100,7 +100,7 @@ class Interpreter {
     item.deadline = Time(c.Number("deadline", 1 << 20));
     item.scratch_bytes = c.Number("scratch", 0);
     if (!scheduler_->HasRoom(item.tokens)) return "no room\n";
-    histories_[id] = c.Number("history", 0);
+    costs_[id] = {c.Number("history", 0), static_cast<double>(c.Number("work_per_key", 0))};
     scheduler_->Add(std::move(item));
     return "";
   }
@@ -111,8 +111,8 @@ class Interpreter {
       return std::find(cancelled.begin(), cancelled.end(), id) != cancelled.end();
     };
     const Scheduler::Batch batch =
-        scheduler_->Form(Time(c.Number("now", 0)),
-                         {.is_cancelled = is_cancelled, .history = [this](uint64_t id) { return histories_.at(id); }});
+        scheduler_->Form(Time(c.Number("now", 0)), static_cast<double>(c.Number("work", 1 << 30)),
+                         {.is_cancelled = is_cancelled, .cost = [this](uint64_t id) { return costs_.at(id); }});
     std::string out;
     for (const Scheduler::Drop& drop : batch.dropped) {
       absl::StrAppend(&out, "drop ", drop.id, drop.cancelled ? " cancelled\n" : " expired\n");
@@ -125,7 +125,7 @@ class Interpreter {
 
   static absl::Time Time(int64_t seconds) { return absl::UnixEpoch() + absl::Seconds(seconds); }
 
-  std::map<uint64_t, int64_t> histories_;
+  std::map<uint64_t, Scheduler::Cost> costs_;
   std::unique_ptr<Scheduler> scheduler_ = std::make_unique<Scheduler>(Scheduler::Limits{1 << 20, 1 << 20, 256, 0});
 };
 
@@ -209,9 +209,12 @@ TEST(Scheduler, RandomTrafficKeepsItsPromises) {
       open[item.id] = {{lanes.begin(), lanes.end()}, item.tokens, 0, false, item.prefill};
       scheduler.Add(std::move(item));
     }
+    const auto cost = [&](uint64_t) {
+      return Scheduler::Cost{static_cast<int64_t>(below(1000)), static_cast<double>(below(2))};
+    };
     const Scheduler::Batch batch =
-        scheduler.Form(absl::UnixEpoch(), {.is_cancelled = [&](uint64_t) { return below(50) == 0; },
-                                           .history = [&](uint64_t) { return static_cast<int64_t>(below(100000)); }});
+        scheduler.Form(absl::UnixEpoch(), static_cast<double>(1 + below(100000)),
+                       {.is_cancelled = [&](uint64_t) { return below(50) == 0; }, .cost = cost});
     for (const Scheduler::Drop& drop : batch.dropped) finish(drop.id);
     std::set<uint64_t> busy_lanes;
     int64_t queued = static_cast<int64_t>(open.size());

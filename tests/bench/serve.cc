@@ -1,0 +1,261 @@
+// attnd_bench serve: a real attnd on loopback under two loads that matter to those who share it.
+//
+//   serve                --batch streams decode as fast as answers come. The roof is the kernel alone on as many
+//                        sequences of as many tokens, in this process, in turns in the same run.
+//   decode_idle          one session decodes 20 tokens a second, nothing else happens: p99 from the intended time.
+//   decode_and_prefill   the same while other sessions prefill 8192 tokens, one after the other. Its limit (roof) is
+//                        ten times the p99 of decode_idle and --prefill_chunk_time.
+//
+// The client's half of gRPC and the server's share the machine's cores with the kernel.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/blocking_counter.h"
+#include "absl/synchronization/mutex.h"
+#include "client/cpp/client.h"
+#include "tests/bench/attend.h"
+#include "tests/bench/cases.h"
+#include "tests/bench/modes.h"
+#include "tests/bench/report.h"
+#include "tests/bench/rpc.h"
+
+namespace attnd::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "attnd_bench: %s\n", status.ToString().c_str());
+  std::exit(1);
+}
+
+double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// The value that `part` of the values do not exceed.
+double Quantile(std::vector<double> values, double part) {
+  if (values.empty()) return 0;
+  const size_t rank = std::min(values.size() - 1, static_cast<size_t>(part * static_cast<double>(values.size())));
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(rank), values.end());
+  return values[rank];
+}
+
+std::vector<float> Tensor(const Case& c, int64_t tokens, int heads) {
+  std::vector<float> values(static_cast<size_t>(tokens * heads * c.shape.head_dim));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 61) / 30 - 1;
+  return values;
+}
+
+client::Session Create(const Case& c, const Client& client) {
+  client::SessionConfig config;
+  config.num_q_heads = c.shape.num_q_heads;
+  config.num_kv_heads = c.shape.num_kv_heads;
+  config.head_dim = c.shape.head_dim;
+  config.kv_dtype = *client::ParseKvDType(KvName(c.kv));
+  absl::StatusOr<client::Session> session = client.CreateSession(config);
+  Check(session.status());
+  return *std::move(session);
+}
+
+// A session of `tokens` tokens with a stream of its own, and the decode step that is sent on it again and again.
+class Decoder {
+ public:
+  Decoder(const Case& c, const Client& client)
+      : session_(Create(c, client)),
+        q_(Tensor(c, 1, c.shape.num_q_heads)),
+        k_(Tensor(c, 1, c.shape.num_kv_heads)),
+        stream_(client.OpenStepStream()),
+        step_(*session_.MakeStep(0, q_, k_, k_)) {
+    constexpr int64_t kTokens = 512;  // a message holds so many of any shape
+    const std::vector<float> rows = Tensor(c, kTokens, c.shape.num_kv_heads);
+    const size_t row = rows.size() / kTokens;
+    for (int64_t first = 0; first < c.tokens; first += kTokens) {
+      const std::vector<float> some(rows.begin(), rows.begin() + std::min(kTokens, c.tokens - first) * row);
+      Check(session_.Step(0, {}, some, some).status());
+    }
+  }
+
+  void Cut(int64_t tokens) { Check(session_.Rewind(tokens).status()); }
+  client::StepStream& stream() { return *stream_; }
+  const client::StepRequest& step() const { return step_; }
+
+ private:
+  client::Session session_;
+  const std::vector<float> q_, k_;
+  const std::unique_ptr<client::StepStream> stream_;
+  const client::StepRequest step_;
+};
+
+// Every decoder steps for `seconds`, each step as soon as the one before is answered. Returns steps per second; the
+// server's compute times, in seconds, go to *compute.
+double DecodeAll(const std::vector<std::unique_ptr<Decoder>>& decoders, double seconds, std::vector<double>* compute) {
+  std::atomic<bool> stop{false};
+  std::atomic<int64_t> steps{0};
+  absl::Mutex mutex;
+  absl::BlockingCounter running(static_cast<int>(decoders.size()));
+  std::function<void(Decoder*)> send = [&](Decoder* decoder) {
+    decoder->stream().SendAsync(decoder->step(),
+                                [&, decoder](absl::StatusOr<client::StepResult> result, Clock::time_point) {
+                                  Check(result.status());
+                                  if (!stop) ++steps;
+                                  {
+                                    absl::MutexLock lock(&mutex);
+                                    compute->push_back(absl::ToDoubleSeconds(result->compute_time));
+                                  }
+                                  if (stop) return (void)running.DecrementCount();
+                                  send(decoder);
+                                });
+  };
+  const Clock::time_point start = Clock::now();
+  for (const auto& decoder : decoders) send(decoder.get());
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  stop = true;
+  const double rate = static_cast<double>(steps) / SecondsSince(start);
+  running.Wait();
+  return rate;
+}
+
+void MeasureStreams(const Case& c, const Client& client) {
+  constexpr int kRounds = 5;
+  std::vector<std::unique_ptr<Decoder>> decoders;
+  for (int i = 0; i < c.batch; ++i) decoders.push_back(std::make_unique<Decoder>(c, client));
+  Layers layers(c);
+  AttendWorks kernel(c, &layers);
+  const std::function<void()> attend = kernel.works()[0];
+  std::vector<double> rates, kernel_rates, compute;
+  attend();
+  for (int round = 0; round < kRounds; ++round) {
+    rates.push_back(DecodeAll(decoders, c.seconds / kRounds, &compute));
+    for (const auto& decoder : decoders) decoder->Cut(c.tokens);
+    const Clock::time_point start = Clock::now();
+    int batches = 0;
+    do {
+      attend();
+      ++batches;
+    } while (SecondsSince(start) < c.seconds / kRounds / 2);
+    kernel_rates.push_back(batches * c.batch / SecondsSince(start));
+  }
+  Row row;
+  row.name = "serve";
+  row.value = Quantile(rates, 0.5);
+  row.median_us = 1e6 * c.batch / row.value;
+  row.unit = "steps/s";
+  row.roof = Quantile(kernel_rates, 0.5);
+  row.bound = "kernel";
+  row.numbers = {{"step_us", 1e6 / row.roof}, {"compute_us", 1e6 * Quantile(compute, 0.5)}};
+  Print(c, row);
+}
+
+// Latencies, in seconds, of steps that are intended every `period` seconds.
+std::vector<double> DecodeAtPace(Decoder* decoder, double seconds, double period) {
+  std::vector<double> latencies;
+  const Clock::time_point start = Clock::now();
+  for (int i = 0; i * period < seconds; ++i) {
+    const auto intended =
+        start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(i * period));
+    std::this_thread::sleep_until(intended);
+    absl::StatusOr<uint64_t> id = decoder->stream().Send(decoder->step());
+    Check(id.status());
+    Check(decoder->stream().Wait(*id).status());
+    latencies.push_back(SecondsSince(intended));
+  }
+  return latencies;
+}
+
+constexpr double kChunkSeconds = 0.005;
+
+// Prefills sessions of 8192 tokens until it is stopped. Returns how many tokens a second.
+double PrefillUntil(const Case& c, const Client& client, const std::atomic<bool>& stop) {
+  constexpr int64_t kTokens = 8192, kMessageTokens = 1024;
+  const std::vector<float> q = Tensor(c, kMessageTokens, c.shape.num_q_heads);
+  const std::vector<float> k = Tensor(c, kMessageTokens, c.shape.num_kv_heads);
+  int64_t tokens = 0;
+  const Clock::time_point start = Clock::now();
+  while (!stop) {
+    client::Session session = Create(c, client);
+    const std::unique_ptr<client::StepStream> stream = client.OpenStepStream();
+    std::vector<uint64_t> ids;
+    for (int64_t first = 0; first < kTokens; first += kMessageTokens) {
+      absl::StatusOr<uint64_t> id = stream->Send(*session.MakeStep(0, q, k, k));
+      Check(id.status());
+      ids.push_back(*id);
+    }
+    for (const uint64_t id : ids) {
+      Check(stream->Wait(id).status());
+      tokens += kMessageTokens;
+    }
+  }
+  return static_cast<double>(tokens) / SecondsSince(start);
+}
+
+Row LatencyRow(const char* name, const std::vector<double>& latencies) {
+  Row row;
+  row.name = name;
+  row.median_us = 1e6 * Quantile(latencies, 0.5);
+  row.value = 1e3 * Quantile(latencies, 0.99);
+  row.unit = "ms p99";
+  return row;
+}
+
+void MeasurePrefillBeside(const Case& c, const Client& client, const Client& other) {
+  constexpr double kPeriod = 0.05;
+  Decoder decoder(c, client);
+  DecodeAtPace(&decoder, 0.2, kPeriod);
+  const std::vector<double> idle = DecodeAtPace(&decoder, 3 * c.seconds, kPeriod);
+  std::atomic<bool> stop{false};
+  double prefill_rate = 0;
+  std::thread prefills([&] { prefill_rate = PrefillUntil(c, other, stop); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const std::vector<double> busy = DecodeAtPace(&decoder, 3 * c.seconds, kPeriod);
+  stop = true;
+  prefills.join();
+  Row idle_row = LatencyRow("decode_idle", idle);
+  Row busy_row = LatencyRow("decode_and_prefill", busy);
+  busy_row.roof = 10 * idle_row.value + 1e3 * kChunkSeconds;
+  busy_row.bound = "limit";
+  busy_row.numbers = {{"prefill_tokens_s", prefill_rate}};
+  Print(c, idle_row);
+  Print(c, busy_row);
+}
+
+bool RunCase(const Case& c) {
+  constexpr int64_t kGrowth = 4096;  // tokens that a decoder may add between two cuts
+  const int64_t bytes = 2 * int64_t{c.batch} * (c.tokens + kGrowth) * 4 * 2 * c.shape.num_kv_heads * c.shape.head_dim;
+  const std::string attnd = std::filesystem::read_symlink("/proc/self/exe").replace_filename("attnd");
+  const std::unique_ptr<ServingProcess> server =
+      ServingProcess::Spawn(attnd, {"--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0",
+                                    "--kv_cache_bytes=" + std::to_string(std::max<int64_t>(bytes, int64_t{1} << 30)),
+                                    "--compute_threads=" + std::to_string(c.threads),
+                                    "--prefill_chunk_time=" + std::to_string(kChunkSeconds) + "s"});
+  if (server == nullptr) return false;
+  client::ClientOptions options;
+  options.target = server->address();
+  options.own_connection = true;
+  absl::StatusOr<Client> client = Client::Connect(options), other = Client::Connect(options);
+  Check(client.status());
+  Check(other.status());
+  MeasureStreams(c, *client);
+  MeasurePrefillBeside(c, *client, *other);
+  return true;
+}
+
+}  // namespace
+
+int RunServe(const Options& options) {
+  PrintHeading(options.json);
+  bool all = true;
+  const bool possible =
+      ForEachCase("serve", options, [&](const Case& c) { all = RunInChild([&] { return RunCase(c); }) && all; });
+  return all && possible ? 0 : 1;
+}
+
+}  // namespace attnd::bench
