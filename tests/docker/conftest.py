@@ -65,7 +65,7 @@ def container(image: str) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture(scope="module")
 def stack(image: str, base: str) -> Iterator[Stack]:
-    running = Stack(image, prometheus_image(base), grafana_image(), ATTND_MEMORY="1g")
+    running = Stack(image, prometheus_image(base), grafana_image(), ATTND_MEMORY=os.environ.get("ATTND_MEMORY", "4g"))
     running.down()  # what a run that was killed has left
     running.up()
     yield running

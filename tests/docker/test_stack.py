@@ -65,9 +65,7 @@ def test_under_load_every_panel_has_numbers_and_health_stays_fast(stack: Stack, 
     finally:
         load.kill()
     assert load.returncode == 0, said
-    say(f"{len(probe.seconds)} health checks under load: slowest {max(probe.seconds) * 1e3:.1f} ms, all SERVING")
-    assert set(probe.answers) == {b"\x08\x01"}
-    assert max(probe.seconds) < 0.1
+    say(f"under load, {probe.check()}")
     assert prometheus.query('ALERTS{alertname=~"Attnd.+"}') == []
 
 
@@ -83,12 +81,10 @@ def test_o09_a_saturated_server_answers_its_probe_at_once(stack: Stack, say: Cal
             seen = max(prometheus.values(waits))
     finally:
         load.kill()
-    late = sorted(probe.seconds)
-    say(f"{len(late)} health checks, up to {seen:.0f} requests waiting: median {late[len(late) // 2] * 1e3:.1f} ms, "
-        f"slowest {late[-1] * 1e3:.1f} ms")
-    assert seen > 0 and len(late) > 50
-    assert set(probe.answers) == {b"\x08\x01"}
-    assert late[-1] < 0.1
+    assert seen > 10
+    say(f"with up to {seen:.0f} requests waiting, {probe.check()}")
+    state = inspect(stack.container("attnd"))["State"]
+    assert state["Running"] and not state["OOMKilled"] and inspect(stack.container("attnd"))["RestartCount"] == 0
 
 
 def test_p07_a_restart_in_the_middle_of_a_session_is_said(stack: Stack) -> None:
