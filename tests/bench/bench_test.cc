@@ -192,7 +192,7 @@ TEST(Bench, CommandsOfTheSuiteAreAllRight) {
   EXPECT_GE(commands.size(), 10u);
   for (const std::string& command : commands) {
     const std::string arguments = command.substr(command.find(' ') + 1);
-    if (arguments.rfind("rpc", 0) == 0) continue;  // has a test of its own
+    if (arguments.rfind("rpc", 0) == 0 || arguments.rfind("serve", 0) == 0) continue;  // have tests of their own
     const bool prefill = arguments.find("prefill") != std::string::npos;
     // What comes later counts: small enough for a test.
     Rows(arguments + " --tokens=64 --layers=1" + (prefill && arguments[0] == 'p' ? " --history=64" : ""));
@@ -208,6 +208,15 @@ TEST(Bench, RpcStandsBesideItsEcho) {
   twice.insert(twice.end(), names.begin(), names.end());
   EXPECT_THAT(Words(rows, "name"), ElementsAreArray(twice));
   EXPECT_EQ(rows[3].Number("ratio"), 1);
+}
+#endif
+
+#ifdef ATTND_BENCH_RPC
+TEST(Bench, ServeStandsBesideTheKernel) {
+  const std::vector<JsonRow> rows = Rows("serve --heads=2/1 --head_dim=16 --tokens=64 --batch=3 --threads=1");
+  EXPECT_THAT(Words(rows, "name"), ElementsAre("serve", "decode_idle", "decode_and_prefill"));
+  EXPECT_GT(rows[0].Number("roof"), 0);
+  EXPECT_GT(rows[2].Number("prefill_tokens_s"), 0);
 }
 #endif
 

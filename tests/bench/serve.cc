@@ -220,6 +220,8 @@ void MeasurePrefillBeside(const Case& c, const Client& client, const Client& oth
   prefills.join();
   Row idle_row = LatencyRow("decode_idle", idle);
   Row busy_row = LatencyRow("decode_and_prefill", busy);
+  idle_row.roof = idle_row.value;
+  idle_row.bound = "itself";
   busy_row.roof = 10 * idle_row.value + 1e3 * kChunkSeconds;
   busy_row.bound = "limit";
   busy_row.numbers = {{"prefill_tokens_s", prefill_rate}};

@@ -27,7 +27,8 @@ const std::vector<Command>& Commands() {
       {"append", "--kv=f32,bf16,f16,int8"},
       {"scaling", "--kv=f32,bf16", "--of=decode,prefill", "--tokens=4096"},
 #ifdef ATTND_BENCH_RPC
-      {"rpc", "--tokens=128"},
+      {"rpc", "--tokens=33,128"},
+      {"serve", "--tokens=1024,4096"},
 #endif
   };
   return kCommands;
