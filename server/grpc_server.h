@@ -33,7 +33,6 @@ class GrpcServer {
   ~GrpcServer();
 
   const std::string& address() const;  // with the port that was taken
-  bool uses_tls() const { return uses_tls_; }
 
   // What grpc.health.v1 says of "" and of attnd.v1.Attention; watchers are told.
   void SetServing(bool serving);

@@ -15,7 +15,7 @@ constexpr char kSummary[] =
 }  // namespace
 
 int RunHealth(const Arguments& arguments) {
-  FlagSet flags("health [FLAG...]", kSummary);
+  FlagSet flags("attnctl health [FLAG...]", kSummary);
   tool::ConnectionFlags connection(&flags);
   std::string service;
   flags.String("service", &service, "the service asked about, such as attnd.v1.Attention; empty: the whole server");
