@@ -17,7 +17,7 @@ struct Trial {
   double p99_seconds = 0;
   double error_rate = 0;
   double steps_per_second = 0;
-  std::string why;  // it failed
+  std::string why = {};  // it failed
 };
 
 struct CapacityResult {

@@ -40,10 +40,13 @@ void CompareRow(const client::SessionConfig& config, int layer, int64_t position
   ++outcome->rows;
   outcome->max_error = std::max(outcome->max_error, error);
   if (error <= tool::ErrorBound(config.kv_dtype) || !outcome->mismatch.empty()) return;
+  const auto off = [&](int d) {
+    const double difference = std::fabs(got[d] - expected[d]);
+    return std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
+  };
   int worst = 0;
   for (int d = 1; d < dim; ++d) {
-    // Written so that NaN counts as the worst.
-    if (!(std::fabs(got[d] - expected[d]) <= std::fabs(got[worst] - expected[worst]))) worst = d;
+    if (off(d) > off(worst)) worst = d;
   }
   outcome->mismatch = absl::StrFormat(
       "layer %d, position %d, head %d: element %d expected %.7g, got %.7g (relative error of the row %.2g, bound %.0e)",

@@ -58,7 +58,7 @@ class Flags {
   int64_t prefill_tokens_ = 512, prefill_chunk_ = 2048, decode_tokens_ = 64;
   int64_t connections_ = 1, streams_ = 0, calls_per_connection_ = 100, steps_per_stream_ = 64, max_sessions_ = 1024;
   int64_t retries_ = 0, seed_ = 1;
-  double cancel_rate_ = 0, abandon_rate_ = 0, check_rate_ = 0.02;
+  double cancel_rate_ = 0, abandon_rate_ = 0, check_rate_ = 0.05;
 };
 
 }  // namespace attnd::attnload

@@ -15,7 +15,7 @@ struct PlanOptions {
   int64_t prefill_tokens = 512;  // >= 1
   int64_t prefill_chunk = 512;   // tokens of one prefill step at most
   int64_t decode_tokens = 64;
-  double check_rate = 0.02;  // share of sessions that are compared with float64
+  double check_rate = 0.05;  // share of sessions that are compared with float64
   double cancel_rate = 0;    // share of steps that are cancelled in flight
   double abandon_rate = 0;   // share of sessions that are left without a word
   uint64_t seed = 1;

@@ -25,11 +25,11 @@ const char* Name(CallKind kind);
 //        latency        =   dependency wait  +  client wait   +     service time
 struct CallRecord {
   CallKind kind;
-  TimePoint intended;  // when the schedule wanted it sent
-  TimePoint ready;     // when nothing of the server's stood in the way any more: the answer that it follows was there
-  TimePoint sent;
-  TimePoint answered;
-  absl::Status status;
+  TimePoint intended = {};  // when the schedule wanted it sent
+  TimePoint ready = {};  // when nothing of the server's stood in the way any more: the answer that it follows was there
+  TimePoint sent = {};
+  TimePoint answered = {};
+  absl::Status status = {};
   bool cancelled = false;  // on purpose, and the cancellation won
   int64_t tokens = 0;      // of a step
   Nanos queue{0};          // as the server says, of steps that succeeded

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "tests/unit/client/fake_server.h"
 
@@ -209,6 +210,51 @@ TEST_F(ClientTest, MessagesUpToTheLimitPassAndLargerOnesAreNotSent) {
   EXPECT_EQ(GetErrorDetails(status).reason, "MESSAGE_TOO_LARGE");
   EXPECT_TRUE(absl::StrContains(status.message(), "67108864")) << status;
   EXPECT_EQ(server_.calls(), calls);
+}
+
+// ---- without waiting
+
+TEST_F(ClientTest, AsynchronousCallsAnswerOnceAndAreNotRetried) {
+  Client client = Connect();
+  absl::Notification created;
+  absl::StatusOr<Session> session = absl::UnknownError("");
+  client.CreateSessionAsync({}, {}, [&](absl::StatusOr<Session> answer) {
+    session = std::move(answer);
+    created.Notify();
+  });
+  created.WaitForNotification();
+  ASSERT_TRUE(session.ok()) << session.status();
+  const auto step = [&](const CallOptions& call) {
+    absl::Notification answered;
+    absl::StatusOr<StepResult> result = absl::UnknownError("");
+    client.StepAsync(*session->MakeStep(0, kZero, kZero, std::vector<float>{4}), call,
+                     [&](absl::StatusOr<StepResult> answer) {
+                       result = std::move(answer);
+                       answered.Notify();
+                     });
+    answered.WaitForNotification();
+    return result;
+  };
+  EXPECT_FLOAT_EQ(Mean(step({})), 4);
+  FailWith(absl::StatusCode::kUnavailable);
+  server_.faults().fail_calls = 1;
+  const int calls = server_.calls();
+  const absl::Status failed = step({}).status();
+  EXPECT_TRUE(absl::IsUnavailable(failed));
+  EXPECT_EQ(GetErrorDetails(failed).reason, "DRAINING");
+  EXPECT_EQ(server_.calls(), calls + 1);
+  server_.faults().delay_ms = 300;
+  EXPECT_TRUE(absl::IsDeadlineExceeded(step({.timeout = absl::Milliseconds(50), .stop = {}}).status()));
+  std::stop_source stop;
+  stop.request_stop();
+  EXPECT_TRUE(absl::IsCancelled(step({.timeout = {}, .stop = stop.get_token()}).status()));
+  server_.faults().delay_ms = 0;
+  absl::Notification closed;
+  client.CloseSessionAsync(session->id(), {}, [&](absl::StatusOr<bool> was_open) {
+    EXPECT_TRUE(was_open.ok() && *was_open);
+    closed.Notify();
+  });
+  closed.WaitForNotification();
 }
 
 }  // namespace

@@ -3,10 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
+#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/blocking_counter.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "client/cpp/client.h"
 #include "tests/unit/client/fake_server.h"
@@ -117,6 +123,68 @@ TEST_F(StepStreamTest, ManyThreadsShareOneStream) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(answered, 200);
   EXPECT_EQ(session_.Get()->layer_lengths[0], 200);
+}
+
+// ---- without waiting
+
+TEST_F(StepStreamTest, PromisesAreKeptInOrderWhateverTheWindow) {
+  std::unique_ptr<StepStream> stream = client_.OpenStepStream({.window = 1});
+  const std::vector<float> v = {1.0f};
+  std::mutex mutex;
+  std::vector<int64_t> lengths;
+  std::vector<std::chrono::steady_clock::time_point> sent;
+  absl::BlockingCounter all(50);
+  const auto before = std::chrono::steady_clock::now();
+  for (int i = 0; i < 50; ++i) {
+    stream->SendAsync(*session_.MakeStep(0, kZero, kZero, v),
+                      [&](absl::StatusOr<StepResult> result, std::chrono::steady_clock::time_point when) {
+                        std::lock_guard<std::mutex> lock(mutex);
+                        lengths.push_back(result.ok() ? result->segments[0].length : -1);
+                        sent.push_back(when);
+                        all.DecrementCount();
+                      });
+  }
+  all.Wait();
+  EXPECT_TRUE(std::is_sorted(lengths.begin(), lengths.end()));
+  EXPECT_EQ(lengths.front(), 1);
+  EXPECT_EQ(lengths.back(), 50);
+  EXPECT_TRUE(std::is_sorted(sent.begin(), sent.end()));
+  EXPECT_GE(sent.front(), before);
+  EXPECT_TRUE(stream->open());
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_FALSE(stream->open());
+}
+
+TEST_F(StepStreamTest, PromisesAreBrokenOnceByWhateverEndsTheStream) {
+  for (const bool by_server : {true, false}) {
+    std::unique_ptr<StepStream> stream = client_.OpenStepStream();
+    server_.faults().delay_ms = 300;
+    std::atomic<int> broken{0};
+    absl::BlockingCounter all(3);
+    const auto done = [&](absl::StatusOr<StepResult> result, std::chrono::steady_clock::time_point /*sent*/) {
+      broken += !result.ok();
+      all.DecrementCount();
+    };
+    for (int i = 0; i < 3; ++i) stream->SendAsync(*session_.MakeStep(0, kZero, kZero, kZero), done);
+    absl::SleepFor(absl::Milliseconds(50));
+    if (by_server) {
+      server_.Stop();
+    } else {
+      stream->Cancel();
+    }
+    all.Wait();
+    EXPECT_EQ(broken, 3);
+    EXPECT_FALSE(stream->open());
+    absl::Notification refused;  // and one that comes too late, at once
+    stream->SendAsync(*session_.MakeStep(0, kZero, kZero, kZero),
+                      [&](absl::StatusOr<StepResult> result, std::chrono::steady_clock::time_point sent) {
+                        EXPECT_FALSE(result.ok());
+                        EXPECT_EQ(sent, std::chrono::steady_clock::time_point());
+                        refused.Notify();
+                      });
+    EXPECT_TRUE(refused.HasBeenNotified());
+    if (by_server) server_.Restart();
+  }
 }
 
 }  // namespace
