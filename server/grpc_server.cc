@@ -30,6 +30,10 @@ constexpr int kServerPingTimeoutMs = 10'000;
 
 constexpr int kMaxStreamsPerConnection = 1024;
 
+// Our own calls and the health service's take no thread; a stream of gRPC's reflection service takes one for as long as
+// it is open. Beyond these, such a stream is refused, RESOURCE_EXHAUSTED.
+constexpr int kMaxBlockingThreads = 32;
+
 // A connection that has not become one of HTTP/2 (and TLS) by then is closed: gRPC's two minutes are a place each for
 // those who connect and say nothing.
 constexpr int kHandshakeTimeoutMs = 20'000;
@@ -72,6 +76,7 @@ void SetLimits(const Options& options, grpc::ServerBuilder* builder) {
   // What gRPC itself may hold of messages that are being received or sent: as much as those that were taken in.
   grpc::ResourceQuota quota("attnd");
   quota.Resize(static_cast<size_t>(2 * options.max_inflight_bytes));
+  quota.SetMaxThreads(kMaxBlockingThreads);
   builder->SetResourceQuota(quota);
 }
 

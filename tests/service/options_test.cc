@@ -38,6 +38,8 @@ TEST(ResolveOptionsTest, FillsInThisMachinesValues) {
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_GE(options->compute_threads, 1);
   EXPECT_GT(options->kv_cache_bytes, int64_t{1} << 20);
+  EXPECT_GE(options->max_connections, 16);
+  EXPECT_LE(options->max_connections, 4096);
   EXPECT_GE(options->max_inflight_bytes, 2 * options->max_message_bytes);
 }
 
@@ -55,6 +57,19 @@ TEST(ResolveOptionsTest, NamesTheFlagThatIsWrong) {
   options = Options();
   options.max_message_bytes = int64_t{3} << 30;
   EXPECT_NE(message(options).find("--max_message_bytes"), std::string::npos);
+  options = Options();
+  options.max_connections = 1 << 30;
+  EXPECT_NE(message(options).find("--max_connections is 1073741824"), std::string::npos) << message(options);
+  EXPECT_NE(message(options).find("ulimit -n"), std::string::npos);
+  options = Options();
+  options.max_streams = 0;
+  EXPECT_NE(message(options).find("--max_streams is 0"), std::string::npos) << message(options);
+  options = Options();
+  options.max_queue_requests = -1;
+  EXPECT_NE(message(options).find("--max_queue_requests is -1"), std::string::npos) << message(options);
+  options = Options();
+  options.max_queue_delay = absl::ZeroDuration();
+  EXPECT_NE(message(options).find("--max_queue_delay"), std::string::npos) << message(options);
   options = Options();
   options.session_idle_ttl = absl::ZeroDuration();
   EXPECT_NE(message(options).find("--session_idle_ttl"), std::string::npos);

@@ -142,6 +142,37 @@ TEST_F(ProcessBoundsTest, G07_IdleStreamsBeyondTheirLimitAreRefusedAndHealthAnsw
   }
 }
 
+// Each takes a thread in gRPC.
+TEST_F(ProcessBoundsTest, IdleReflectionStreamsAreBounded) {
+  Start();
+  constexpr char kReflection[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+  const std::string list_services = "\x3a\x01*";
+  const int before = program_->Threads();
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::unique_ptr<RawCall>> calls;
+    for (int i = 0; i < 100; ++i) {
+      calls.push_back(std::make_unique<RawCall>(channel_, kReflection, list_services, /*half_close=*/false));
+    }
+    int served = 0;
+    for (const auto& call : calls) {
+      if (!call->Message(0).empty()) {
+        ++served;  // and stays open
+      } else {
+        EXPECT_EQ(call->AwaitStatus().error_code(), StatusCode::RESOURCE_EXHAUSTED);
+      }
+    }
+    EXPECT_GT(served, 10);
+    EXPECT_LT(served, 40);
+    EXPECT_LT(program_->Threads(), before + 50);
+    EXPECT_EQ(Health(channel_), kServing);
+    calls.clear();
+    EXPECT_TRUE(Eventually([&] {
+      RawCall call(channel_, kReflection, list_services, /*half_close=*/true);
+      return !call.Message(0).empty();
+    })) << "there is room again";
+  }
+}
+
 TEST_F(ProcessBoundsTest, AnIdleServerTakesNoProcessorTime) {
   Start();
   const absl::Duration period = absl::Seconds(FullSize() ? 20 : 5);
