@@ -43,13 +43,15 @@ void Target::Create(int64_t session, const client::SessionConfig& config, Done<s
   Connection& connection = ConnectionOf(session);
   connection.gate.Enter([&connection, config, done = std::move(done)] {
     const TimePoint sent = Clock::now();
-    connection.client.CreateSessionAsync(config, {},
-                                         [&connection, sent, done](absl::StatusOr<client::Session> created) {
-                                           const CallTimes times = {sent, Clock::now()};
-                                           connection.gate.Leave();
-                                           if (!created.ok()) return done(created.status(), times);
-                                           done(created->id(), times);
-                                         });
+    connection.client.CreateSessionAsync(
+        config, {}, [&connection, sent, done](absl::StatusOr<client::Session> created) {
+          const CallTimes times = {sent, Clock::now()};
+          connection.gate.Leave();
+          absl::StatusOr<std::string> id = created.ok() ? absl::StatusOr<std::string>(created->id()) : created.status();
+          // Before `done`: the handle holds the connection, which may not end on this thread.
+          created = absl::CancelledError();
+          done(std::move(id), times);
+        });
   });
 }
 

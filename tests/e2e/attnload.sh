@@ -34,7 +34,8 @@ grep -q 'FAILED latency: decode p99' "$work/out" || fail "the objective that was
 # What does not fit is rejected, and too many rejections are a failure.
 load 1 "${small[@]}" --rate=5 --prefill_tokens=4 --duration=1s --warmup=0 --layers=1000 --prefill_chunk=4 --timeout=20s \
   --max_sessions=100 --decode_tokens=0 --kv=f32 --value_dim=256 --head_dim=256 --q_heads=64 --kv_heads=64
-holds '"RESOURCE_EXHAUSTED (TOO_MANY_TOKENS)" in d["errors"] and not d["ok"]'
+# Which reason depends on whether another session holds a part of the cache at that moment.
+holds 'set(d["errors"]) & {"RESOURCE_EXHAUSTED (TOO_MANY_TOKENS)", "RESOURCE_EXHAUSTED (CACHE_FULL)"} != set() and not d["ok"]'
 
 # The same seed asks the same.
 load 0 "${small[@]}" --rate=30 --prefill_tokens=4 --decode_tokens=2 --duration=2s --warmup=0 --seed=5

@@ -71,19 +71,23 @@ class Transport {
     struct Pending {
       Request request;
       Response response;
-      grpc::ClientContext context;
+      std::shared_ptr<grpc::ClientContext> context = std::make_shared<grpc::ClientContext>();
       std::optional<std::stop_callback<std::function<void()>>> cancel;
     };
     absl::Status size = CheckSize(request);
     if (!size.ok()) return done(size, nullptr);
     auto pending = std::make_shared<Pending>();
     pending->request = std::move(request);
-    pending->context.set_deadline(absl::ToChronoTime(absl::Now() + TimeoutOr(call.timeout)));
-    Prepare(pending->context);
-    pending->cancel.emplace(call.stop, [context = &pending->context] { context->TryCancel(); });
-    (stub_->async()->*method)(&pending->context, &pending->request, &pending->response,
+    pending->context->set_deadline(absl::ToChronoTime(absl::Now() + TimeoutOr(call.timeout)));
+    Prepare(*pending->context);
+    pending->cancel.emplace(call.stop, [weak = std::weak_ptr<grpc::ClientContext>(pending->context)] {
+      if (const std::shared_ptr<grpc::ClientContext> held = weak.lock()) held->TryCancel();
+    });
+    (stub_->async()->*method)(pending->context.get(), &pending->request, &pending->response,
                               [pending, done = std::move(done)](const grpc::Status& status) {
                                 pending->cancel.reset();
+                                // Before `done`, whose owner may end the channel then: a context holds its channel.
+                                pending->context.reset();
                                 done(FromGrpc(status), &pending->response);
                               });
   }
