@@ -32,7 +32,7 @@ struct Flags {
     flags->Choice("kv", &kv, {"f32", "bf16", "f16", "int8"}, "how the server stores K and V");
     flags->Int("seed", &seed, 0, int64_t{1} << 62, "of the pseudo-random tensors");
     flags->Switch("stream", &stream, "StepStream instead of unary Steps");
-    flags->String("metrics", &metrics, "URL of the metrics page, to print its cache gauges as well");
+    flags->String("metrics", &metrics, "HOST:PORT or URL of the metrics page, to print its cache gauges as well");
   }
 
   tool::ConnectionFlags connection;
@@ -85,7 +85,7 @@ absl::Status PrintGauges(const Client& client, const char* when, const std::stri
                HumanBytes(static_cast<double>(info->kv_cache_reserved_bytes)),
                HumanBytes(static_cast<double>(info->kv_cache_capacity_bytes)));
   if (metrics.empty()) return absl::OkStatus();
-  absl::StatusOr<std::string> page = FetchPage(metrics, absl::Seconds(5));
+  absl::StatusOr<std::string> page = FetchPage(tool::MetricsUrl(metrics), absl::Seconds(5));
   if (!page.ok()) return page.status();
   for (const std::string& line : SelectSamples(*page, {"attnd_kv_cache_", "attnd_sessions_active"})) {
     absl::PrintF("         %s\n", line);

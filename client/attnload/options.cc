@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/tool/metrics_page.h"
 
 namespace attnd::attnload {
 namespace {
@@ -129,10 +130,6 @@ absl::StatusOr<TargetOptions> Flags::Target() const {
   return options;
 }
 
-std::string Flags::MetricsUrl() const {
-  if (metrics_.empty()) return {};
-  if (absl::StrContains(metrics_, "://")) return metrics_;
-  return absl::StrCat("http://", metrics_, absl::StrContains(metrics_, "/") ? "" : "/metrics");
-}
+std::string Flags::MetricsUrl() const { return tool::MetricsUrl(metrics_); }
 
 }  // namespace attnd::attnload

@@ -95,6 +95,11 @@ absl::StatusOr<std::string> FetchPage(const std::string& url_text, absl::Duratio
   return answer.substr(header_end + 4);
 }
 
+std::string MetricsUrl(const std::string& flag) {
+  if (flag.empty() || absl::StrContains(flag, "://")) return flag;
+  return absl::StrCat("http://", flag, absl::StrContains(flag, "/") ? "" : "/metrics");
+}
+
 std::vector<std::string> SelectSamples(const std::string& page, const std::vector<std::string>& prefixes) {
   std::vector<std::string> samples;
   std::istringstream lines(page);

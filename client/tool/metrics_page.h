@@ -10,6 +10,9 @@
 
 namespace attnd::tool {
 
+// What a --metrics flag means: a URL, or HOST:PORT, whose page is /metrics; empty for empty.
+std::string MetricsUrl(const std::string& flag);
+
 // GET of http://host[:port]/path. INVALID_ARGUMENT: another kind of URL · UNAVAILABLE: no connection, or an answer
 // that is not 200 · DEADLINE_EXCEEDED.
 absl::StatusOr<std::string> FetchPage(const std::string& url, absl::Duration timeout);
