@@ -52,7 +52,8 @@ ABSL_FLAG(std::string, metrics_listen, Options().metrics_listen,
           "address:port of http://.../metrics for Prometheus and of the status page at /; port 0 takes a free one; "
           "empty for neither");
 ABSL_FLAG(ByteSize, kv_cache_bytes, ByteSize{Options().kv_cache_bytes},
-          "memory for keys and values, such as 4GiB; auto: half of the memory limit of the machine or container");
+          "memory for keys and values, such as 4GiB; auto: half of the memory limit of the machine or container, "
+          "a quarter where that is below 512MiB");
 ABSL_FLAG(int, compute_threads, Options().compute_threads,
           "threads that compute; 0: as many as the CPU quota and affinity allow");
 ABSL_FLAG(int64_t, max_sessions, Options().max_sessions, "most sessions open at a time");
@@ -70,9 +71,12 @@ ABSL_FLAG(int64_t, prefill_chunk_tokens, Options().prefill_chunk_tokens,
 ABSL_FLAG(absl::Duration, prefill_chunk_time, Options().prefill_chunk_time,
           "about how long they may take in a batch, which is how long a one-token step waits for them (they are never "
           "fewer than 16); inf: as long as it takes");
-ABSL_FLAG(ByteSize, max_message_bytes, ByteSize{Options().max_message_bytes}, "largest request and largest answer");
-ABSL_FLAG(ByteSize, max_inflight_bytes, ByteSize{Options().max_inflight_bytes},
-          "most bytes of requests and their answers at a time; auto: an eighth of the memory limit");
+ABSL_FLAG(ByteSize, max_message_bytes, ByteSize{Options().max_message_bytes},
+          "largest request and largest answer; auto: half of --max_inflight_bytes, at most 64MiB");
+ABSL_FLAG(
+    ByteSize, max_inflight_bytes, ByteSize{Options().max_inflight_bytes},
+    "most bytes of requests and their answers at a time, and as many beside of requests that are still arriving; auto: "
+    "an eighth of the memory limit");
 ABSL_FLAG(absl::Duration, drain_timeout, Options().drain_timeout,
           "after SIGTERM, how long running steps may take to finish");
 ABSL_FLAG(std::string, tls_cert, "", "file of the server's certificate chain (PEM); serves TLS");

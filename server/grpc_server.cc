@@ -7,6 +7,7 @@
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <sstream>
@@ -73,9 +74,10 @@ void SetLimits(const Options& options, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kServerPingMs);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kServerPingTimeoutMs);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // What gRPC itself may hold of messages that are being received or sent: as much as those that were taken in.
+  // What gRPC itself may hold of messages that are arriving: as much as those that were taken in. Beyond it gRPC resets
+  // streams, which their clients see as RESOURCE_EXHAUSTED, until it holds less. A message alone must always fit.
   grpc::ResourceQuota quota("attnd");
-  quota.Resize(static_cast<size_t>(2 * options.max_inflight_bytes));
+  quota.Resize(static_cast<size_t>(std::max(options.max_inflight_bytes, 2 * options.max_message_bytes)));
   quota.SetMaxThreads(kMaxBlockingThreads);
   builder->SetResourceQuota(quota);
 }

@@ -20,6 +20,7 @@ constexpr int64_t kKiB = 1024, kMiB = kKiB * 1024, kGiB = kMiB * 1024, kTiB = kG
 constexpr int64_t kSmallestCache = kMiB;
 constexpr int64_t kLargestCache = 960 * kGiB;  // 32-bit block ids reach 1 TiB of pages, holes included
 constexpr int64_t kSmallestMessage = 64 * kKiB;
+constexpr int64_t kDefaultMessage = 64 * kMiB;
 constexpr int64_t kLargestMessage = std::numeric_limits<int32_t>::max();  // gRPC's limits are of type int
 
 struct Unit {
@@ -109,12 +110,19 @@ absl::StatusOr<Options> ResolveOptions(Options options) {
   const int64_t known_limit = MemoryLimit();
   const int64_t memory_limit = known_limit > 0 ? known_limit : 4 * kGiB;
   if (options.kv_cache_bytes == 0) {
-    options.kv_cache_bytes = std::clamp(memory_limit / 2 / kMiB * kMiB, kSmallestCache, kLargestCache);
+    // Beside it: an eighth of it for stateless calls, an eighth of the limit each for requests that are in flight and
+    // that arrive, and about 96 MiB for everything else, which leaves less where the limit is small.
+    const int64_t share = memory_limit < 512 * kMiB ? memory_limit / 4 : memory_limit / 2;
+    options.kv_cache_bytes = std::clamp(share / kMiB * kMiB, kSmallestCache, kLargestCache);
   }
   if (options.max_connections == 0) options.max_connections = DefaultMaxConnections();
   if (options.compute_threads == 0) options.compute_threads = CpuLimit();
   if (options.max_inflight_bytes == 0) {
-    options.max_inflight_bytes = std::max(memory_limit / 8 / kMiB * kMiB, 2 * options.max_message_bytes);
+    options.max_inflight_bytes =
+        std::max({memory_limit / 8 / kMiB * kMiB, 2 * options.max_message_bytes, 2 * kSmallestMessage});
+  }
+  if (options.max_message_bytes == 0) {
+    options.max_message_bytes = std::clamp(options.max_inflight_bytes / 2, kSmallestMessage, kDefaultMessage);
   }
   if (absl::Status status = Check(options); !status.ok()) return status;
   return options;

@@ -15,7 +15,7 @@ namespace attnd {
 struct Options {
   std::string listen = "127.0.0.1:50051";
   std::string metrics_listen = "127.0.0.1:9464";
-  int64_t kv_cache_bytes = 0;  // 0: half of the memory limit
+  int64_t kv_cache_bytes = 0;  // 0: half of the memory limit, a quarter below 512 MiB
   int compute_threads = 0;     // 0: as many as the process may use
   int64_t max_sessions = 10000;
   absl::Duration session_idle_ttl = absl::Minutes(10);
@@ -26,8 +26,8 @@ struct Options {
   int max_connections = 0;  // 0: what the limit of open files leaves, at most 4096
   int64_t prefill_chunk_tokens = 256;
   absl::Duration prefill_chunk_time = absl::Milliseconds(5);
-  int64_t max_message_bytes = int64_t{64} << 20;
-  int64_t max_inflight_bytes = 0;  // 0: an eighth of the memory limit, at least two messages
+  int64_t max_message_bytes = 0;   // 0: half of max_inflight_bytes, at most 64 MiB
+  int64_t max_inflight_bytes = 0;  // 0: an eighth of the memory limit, at least two messages that were asked for
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string tls_cert;
   std::string tls_key;

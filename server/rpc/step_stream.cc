@@ -1,5 +1,8 @@
 #include "server/rpc/step_stream.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
 #include <string>
 #include <utility>
 
@@ -9,6 +12,41 @@
 #include "server/rpc/unary_call.h"
 
 namespace attnd {
+namespace {
+
+// The request_id of a StepRequest that is not taken in, by skipping the rest of it; 0 where there is none. Frees the
+// bytes.
+uint64_t TakeRequestId(grpc::ByteBuffer* bytes) {
+  uint64_t id = 0;
+  {
+    grpc::ProtoBufferReader reader(bytes);
+    google::protobuf::io::CodedInputStream in(&reader);
+    const auto skip_field = [&in](uint32_t wire_type) {
+      uint64_t number = 0;
+      uint32_t size = 0;
+      switch (wire_type) {
+        case 0:
+          return in.ReadVarint64(&number);
+        case 1:
+          return in.Skip(8);
+        case 2:
+          return in.ReadVarint32(&size) && in.Skip(static_cast<int>(size));
+        case 5:
+          return in.Skip(4);
+        default:
+          return false;
+      }
+    };
+    while (const uint32_t tag = in.ReadTag()) {
+      const bool is_id = tag == v1::StepRequest::kRequestIdFieldNumber << 3;
+      if (is_id ? !in.ReadVarint64(&id) : !skip_field(tag & 7)) break;
+    }
+  }
+  bytes->Clear();
+  return id;
+}
+
+}  // namespace
 
 StepStreamCall* StepStreamCall::Start(ServiceState* state, grpc::CallbackServerContext* context) {
   auto stream = std::make_shared<StepStreamCall>(state, context);
@@ -66,26 +104,33 @@ void StepStreamCall::OnReadDone(bool ok) {
 void StepStreamCall::HandleMessage() {
   auto step = std::make_unique<Step>();
   step->bytes = static_cast<int64_t>(incoming_.Length());
-  if (absl::Status status = ParseMessage(&incoming_, &step->request); !status.ok()) {
-    state_->observer->OnError(GetErrorDetails(status).reason);
-    return End(status);
+  // Before the message is parsed, which takes that much memory again.
+  absl::Status admitted =
+      state_->admission.draining() ? Admission::DrainingError() : state_->admission.Reserve(step->bytes);
+  if (!admitted.ok()) {
+    step->request.set_request_id(TakeRequestId(&incoming_));
+  } else {
+    step->reserved_bytes = step->bytes;
+    if (absl::Status status = ParseMessage(&incoming_, &step->request); !status.ok()) {
+      state_->admission.Release(step->reserved_bytes);
+      state_->observer->OnError(GetErrorDetails(status).reason);
+      return End(status);
+    }
   }
   {
     absl::MutexLock lock(&mutex_);
-    if (gone_) return;
+    if (gone_) return state_->admission.Release(step->reserved_bytes);
     ++in_flight_;
     in_flight_bytes_ += step->bytes;
     state_->observer->OnRequestsInFlight(1);
   }
   Step* const raw = step.release();  // owned by the engine's completion, then by answers_
-  if (absl::Status status = Submit(raw); !status.ok()) Answer(raw, status);
+  if (admitted.ok()) admitted = Submit(raw);
+  if (!admitted.ok()) Answer(raw, admitted);
 }
 
 absl::Status StepStreamCall::Submit(Step* step) {
   step->response.set_request_id(step->request.request_id());
-  if (state_->admission.draining()) return Admission::DrainingError();
-  if (absl::Status status = state_->admission.Reserve(step->bytes); !status.ok()) return status;
-  step->reserved_bytes = step->bytes;
   StepTask task;
   absl::Status status = PrepareStep(*state_->engine, step->request, state_->max_answer_bytes, &step->response, &task);
   if (!status.ok()) return status;

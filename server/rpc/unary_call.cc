@@ -64,12 +64,12 @@ void UnaryCallBase::Start(const grpc::ByteBuffer* in, grpc::ByteBuffer* out, goo
     status = absl::Status(CancelCode(*context_), "the call was given up before its message was complete");
   }
   if (status.ok()) status = scope_.Reserve(static_cast<int64_t>(in->Length()));
-  // gRPC lends the bytes as const but keeps them until the call ends; freed here they are not held twice.
+  // gRPC lends the bytes as const but keeps them until the call ends; freed here they are not held twice, or in vain.
   if (status.ok()) status = ParseMessage(const_cast<grpc::ByteBuffer*>(in), request);
   if (!status.ok()) {
+    const_cast<grpc::ByteBuffer*>(in)->Clear();
     request->Clear();
-    Finish(status, *request);
-    return;
+    return Finish(status, *request);
   }
   Handle();
 }

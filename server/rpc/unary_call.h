@@ -16,6 +16,7 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -48,6 +49,7 @@ class UnaryCallBase : public grpc::ServerUnaryReactor {
   // Also GetServerInfo's way to tell that the server drains.
   virtual bool ServedWhileDraining() const { return false; }
 
+  // Touches nothing of this once gRPC has the answer.
   void Finish(const absl::Status& status, const google::protobuf::Message& response);
 
   ServiceState& state() { return *state_; }
@@ -77,7 +79,12 @@ class UnaryCall : public UnaryCallBase {
  protected:
   const Request& request() const { return request_; }
   Response& response() { return response_; }
-  void FinishWith(const absl::Status& status) { Finish(status, response_); }
+  void FinishWith(const absl::Status& status) {
+    // Freed when the answer is on its way, and not when it was written: a client may be slow to take it.
+    const Request request = std::move(request_);
+    const Response response = std::move(response_);
+    Finish(status, response);
+  }
 
  private:
   Request request_;
