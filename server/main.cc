@@ -22,10 +22,10 @@ namespace attnd {
 namespace {
 
 // Keeps what the allocator holds close to what is in use, because what it holds counts against the memory limit. By
-// default glibc raises the size from which blocks are mappings of their own, given back when freed, to 32 MiB as soon as
-// large ones are freed; messages of megabytes, and the pieces that they arrive in, then leave holes in an arena for each
-// of 8 threads a CPU: with --max_inflight_bytes=128MiB 580 MiB were held beside the cache under overload. So it is 270
-// MiB; with a size of 128 KiB, which the pieces are below, 330 MiB.
+// default glibc raises the size from which blocks are mappings of their own, given back when freed, to 32 MiB as soon
+// as large ones are freed; messages of megabytes, and the pieces that they arrive in, then leave holes in an arena for
+// each of 8 threads a CPU: with --max_inflight_bytes=128MiB 580 MiB were held beside the cache under overload. So it is
+// 270 MiB; with a size of 128 KiB, which the pieces are below, 330 MiB.
 void LimitAllocator() {
   mallopt(M_MMAP_THRESHOLD, 64 << 10);
   mallopt(M_TRIM_THRESHOLD, 1 << 20);
