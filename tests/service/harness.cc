@@ -131,6 +131,7 @@ ServiceTest::~ServiceTest() {
 
 Options ServiceTest::DefaultOptions() {
   Options options;
+  options.max_queue_delay = absl::InfiniteDuration();  // sanitized builds are slow
   options.listen = "127.0.0.1:0";
   options.metrics_listen = "";
   options.kv_cache_bytes = int64_t{64} << 20;
