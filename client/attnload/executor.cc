@@ -64,7 +64,8 @@ void Executor::Work() {
     if (heap_.empty()) {
       leader_wake_.wait(lock);
     } else {
-      leader_wake_.wait_until(lock, heap_.front().due);
+      const auto due = heap_.front().due;  // a copy: the heap may move while this thread sleeps
+      leader_wake_.wait_until(lock, due);
     }
     has_leader_ = false;
     follower_wake_.notify_one();

@@ -120,7 +120,7 @@ TEST_F(ServiceTest, G14_CancelWhileAnswersAreWrittenLeavesWholeSteps) {
   const auto stream = stub_->StepStream(&context);
   for (int i = 0; i < 40; ++i) ASSERT_TRUE(stream->Write(request));
   // Those that are not read hold their bytes; no more is computed once all have been.
-  ASSERT_TRUE(WaitForMetric("attnd_queue_depth", 0));
+  ASSERT_TRUE(WaitForMetric("attnd_queue_depth", 0, absl::Seconds(60)));
   context.TryCancel();
   EXPECT_EQ(stream->Finish().error_code(), StatusCode::CANCELLED);
   for (const char* gauge : {"attnd_streams_active", "attnd_requests_in_flight", "attnd_inflight_bytes"}) {

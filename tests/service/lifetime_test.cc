@@ -108,7 +108,7 @@ class DrainTest : public ::testing::Test {
 };
 
 TEST_F(DrainTest, G04_SigtermAnswersWhatIsThereRefusesWhatComesAndEndsWithZero) {
-  Start("60s");
+  Start("300s");  // sanitized builds need more than a minute for the steps that are there
   RawCall watch(channel_, kHealthWatch, HealthRequest(""), true);
   EXPECT_EQ(watch.Message(0), kServing);
   program_->Signal(SIGTERM);
