@@ -87,6 +87,9 @@ Scheduler::Cost CostOf(const Job& job) {
     const int64_t window = run.softmax.window;
     cost.history = std::max(cost.history, window > 0 ? std::min(window, keys) : keys);
     cost.work_per_key = EstimateUsPerKey(run.layout->shape, run.heads);
+    // So many rows go through the ukernel, which is made for products.
+    constexpr int kMinRows = 64;
+    cost.min_tokens = std::max<int64_t>(1, kMinRows * run.heads.num_kv_heads / run.heads.num_q_heads);
   }
   return cost;
 }

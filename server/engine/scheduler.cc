@@ -91,7 +91,8 @@ void Scheduler::CutChunk(Entry* entry, const Budget& share, Budget* budget, Batc
            static_cast<double>(tokens);
   };
   int64_t tokens = std::min(left, share.tokens);
-  while (tokens > kMinWorkTokens && work(tokens) > share.work) tokens = std::max(kMinWorkTokens, tokens * 7 / 8);
+  const int64_t least = entry->cost.min_tokens;
+  while (tokens > least && work(tokens) > share.work) tokens = std::max(least, tokens * 7 / 8);
   entry->done_tokens += tokens;
   budget->tokens -= tokens;
   budget->work -= work(tokens);

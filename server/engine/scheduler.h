@@ -62,10 +62,12 @@ class Scheduler {
   bool HasRoom(int64_t tokens) const;
   // REQUIRES: the id is new; HasRoom (not checked here: internal work goes in regardless).
   void Add(Item item);
-  // What a prefill's tokens cost: token i work_per_key x (history + i).
+  // What a prefill's tokens cost: token i work_per_key x (history + i). The budget of work cuts no chunk below
+  // `min_tokens`: each reads its history anew, and with fewer rows that, not the products, takes the time.
   struct Cost {
     int64_t history = 0;
     double work_per_key = 0;
+    int64_t min_tokens = 16;
   };
   // What is asked of the caller while a batch is formed; the cost of an item once, when it starts.
   struct Questions {
@@ -97,8 +99,6 @@ class Scheduler {
   using Lane = absl::InlinedVector<Entry*, 1>;
 
   static constexpr int64_t kMinChunkTokens = 64;  // of the budget of tokens
-  // Of the budget of work. Each chunk reads its history anew: with fewer rows that, not the products, takes the time.
-  static constexpr int64_t kMinWorkTokens = 16;
 
   void MakeReady(Entry* entry);
   bool DropIfStale(Entry* entry, absl::Time now, const Questions& ask, Batch* batch);

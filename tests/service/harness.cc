@@ -131,7 +131,8 @@ ServiceTest::~ServiceTest() {
 
 Options ServiceTest::DefaultOptions() {
   Options options;
-  options.max_queue_delay = absl::InfiniteDuration();  // sanitized builds are slow
+  // Sanitized builds are slow: nothing is to depend on that.
+  options.max_queue_delay = options.prefill_chunk_time = absl::InfiniteDuration();
   options.listen = "127.0.0.1:0";
   options.metrics_listen = "";
   options.kv_cache_bytes = int64_t{64} << 20;

@@ -72,7 +72,7 @@ class DrainTest : public ::testing::Test {
 
   void Start(const std::string& drain_timeout) {
     program_ = Program::Serving({"--drain_timeout=" + drain_timeout, "--compute_threads=1", "--max_queue_delay=inf",
-                                 "--max_queue_tokens=1000000"});
+                                 "--prefill_chunk_time=inf", "--max_queue_tokens=1000000"});
     channel_ = program_->NewChannel();
     stub_ = v1::Attention::NewStub(channel_);
     idle_ = stub_->StepStream(&idle_context_);
