@@ -94,7 +94,6 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
   std::unique_ptr<GrpcServer> started(new GrpcServer);
-  started->uses_tls_ = !options.tls_cert.empty();
   grpc::ServerBuilder builder;
   SetLimits(options, &builder);
   using Builder = grpc::ServerBuilder::experimental_type;
@@ -103,7 +102,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   builder.RegisterService(service);
   started->server_ = builder.BuildAndStart();
   if (started->server_ == nullptr) {
-    return absl::InvalidArgumentError(started->uses_tls_
+    return absl::InvalidArgumentError(!options.tls_cert.empty()
                                           ? "cannot serve TLS: --tls_cert and --tls_key do not fit each other"
                                           : "gRPC cannot start its server");
   }

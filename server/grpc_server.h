@@ -47,7 +47,6 @@ class GrpcServer {
  private:
   GrpcServer() = default;
 
-  bool uses_tls_ = false;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> entrance_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Acceptor> acceptor_;

@@ -123,10 +123,10 @@ void EngineImpl::RunBatch(Afterwards after) {
   RunAfterwards(std::exchange(after, Afterwards()));  // of what was dropped while the batch was formed
   if (!plan_.jobs.empty()) {
     const absl::Time begin = absl::Now();
-    Compute(&plan_);
+    Compute();
     {
       absl::MutexLock lock(&mutex_);
-      EndBatch(plan_, Since(begin, absl::Now()), &after);
+      EndBatch(Since(begin, absl::Now()), &after);
     }
     RunAfterwards(std::move(after));
   }
@@ -140,11 +140,10 @@ void EngineImpl::ComputeHere(Afterwards after) {
 }
 
 void EngineImpl::FormBatch(Afterwards* after) {
-  Plan* const plan = &plan_;
-  plan->jobs.clear();
-  plan->is_last.clear();
-  plan->chunks.clear();
-  plan->tokens = plan->prefill_tokens = plan->decodes = 0;
+  plan_.jobs.clear();
+  plan_.is_last.clear();
+  plan_.chunks.clear();
+  plan_.tokens = plan_.prefill_tokens = plan_.decodes = 0;
   const absl::Time now = absl::Now();
   const auto job_of = [this](uint64_t id) ABSL_NO_THREAD_SAFETY_ANALYSIS { return jobs_.find(id)->second.get(); };
   const Scheduler::Batch batch = scheduler_.Form(now, chunk_budget_.us(),
@@ -163,15 +162,15 @@ void EngineImpl::FormBatch(Afterwards* after) {
       continue;
     }
     job->in_batch = true;
-    plan->jobs.push_back(job);
-    plan->is_last.push_back(chunk.last);
-    plan->tokens += chunk.end - chunk.begin;
+    plan_.jobs.push_back(job);
+    plan_.is_last.push_back(chunk.last);
+    plan_.tokens += chunk.end - chunk.begin;
     if (job->prefill) {
-      plan->prefill_tokens += chunk.end - chunk.begin;
+      plan_.prefill_tokens += chunk.end - chunk.begin;
     } else {
-      plan->decodes++;
+      plan_.decodes++;
     }
-    AddChunks(job, chunk.begin, chunk.end, plan);
+    AddChunks(job, chunk.begin, chunk.end);
   }
   stat_queue_depth_ = scheduler_.queued_items();
   stat_queue_tokens_ = scheduler_.queued_tokens();
@@ -198,30 +197,30 @@ void EngineImpl::StartJob(Job* job, absl::Time now) {
 }
 
 // The part [begin, end) of the job's tokens, by runs.
-void EngineImpl::AddChunks(Job* job, int64_t begin, int64_t end, Plan* plan) {
+void EngineImpl::AddChunks(Job* job, int64_t begin, int64_t end) {
   for (SegmentRun& run : job->runs) {
     const int64_t first = std::max<int64_t>(0, begin - run.first_token);
     const int64_t last = std::min(run.num_tokens, end - run.first_token);
-    if (first < last && run.status.ok()) plan->chunks.push_back({&run, first, last});
+    if (first < last && run.status.ok()) plan_.chunks.push_back({&run, first, last});
   }
 }
 
-void EngineImpl::Compute(Plan* plan) {
-  for (Job* job : plan->jobs) PrepareBuffers(job);
-  runner_.Run(plan->chunks);
-  observer_->OnBatch(static_cast<int>(plan->chunks.size()), plan->tokens, runner_.kv_bytes_read());
+void EngineImpl::Compute() {
+  for (Job* job : plan_.jobs) PrepareBuffers(job);
+  runner_.Run(plan_.chunks);
+  observer_->OnBatch(static_cast<int>(plan_.chunks.size()), plan_.tokens, runner_.kv_bytes_read());
 }
 
-void EngineImpl::EndBatch(const Plan& plan, absl::Duration elapsed, Afterwards* after) {
+void EngineImpl::EndBatch(absl::Duration elapsed, Afterwards* after) {
   const absl::Time now = absl::Now();
-  delay_.AddBatch(plan.prefill_tokens, plan.decodes, elapsed);
+  delay_.AddBatch(plan_.prefill_tokens, plan_.decodes, elapsed);
   chunk_budget_.AddBatch(runner_.estimated_us(), elapsed);
-  for (size_t i = 0; i < plan.jobs.size(); i++) {
-    Job* const job = plan.jobs[i];
+  for (size_t i = 0; i < plan_.jobs.size(); i++) {
+    Job* const job = plan_.jobs[i];
     job->in_batch = false;
     job->compute_time += elapsed;
     absl::Status status;
-    if (plan.is_last[i] || job->AllFailed()) {
+    if (plan_.is_last[i] || job->AllFailed()) {
       // The last moment at which it can still leave no trace.
       if (job->cancelled()) status = CancelledError();
       if (status.ok() && job->deadline <= now) status = DeadlineError();

@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -91,12 +92,8 @@ class EngineImpl final : public Engine {
   absl::Status CheckDelay(bool prefill) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status LetStepIn(Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Enqueue(std::unique_ptr<Job> job, int64_t scratch_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  struct Admission {
-    absl::Status status;
-    bool compute_here = false;  // the caller has been given the compute thread's place: it must call ComputeHere
-    Afterwards after;
-  };
-  Admission AdmitStep(std::unique_ptr<Job>* job) ABSL_LOCKS_EXCLUDED(mutex_);
+  // `here` is set when the caller has been given the compute thread's place: it must call ComputeHere with it.
+  absl::Status AdmitStep(std::unique_ptr<Job>* job, std::optional<Afterwards>* here) ABSL_LOCKS_EXCLUDED(mutex_);
   bool MayComputeHere(const Job& job) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Duration QueueRetryDelay() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Reject(const absl::Status& status);
@@ -112,9 +109,9 @@ class EngineImpl final : public Engine {
   void PrepareAndCreate(std::vector<PendingCreate> creates) ABSL_LOCKS_EXCLUDED(mutex_);
   void FormBatch(Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // into plan_
   void StartJob(Job* job, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AddChunks(Job* job, int64_t begin, int64_t end, Plan* plan);
-  void Compute(Plan* plan) ABSL_LOCKS_EXCLUDED(mutex_);
-  void EndBatch(const Plan& plan, absl::Duration elapsed, Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddChunks(Job* job, int64_t begin, int64_t end);  // to plan_
+  void Compute() ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndBatch(absl::Duration elapsed, Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Commits (status OK) or aborts the job's runs, takes it out of jobs_ and leaves its completion in `after`. The
   // scheduler must have let go of it.
   void FinishJob(Job* job, absl::Status status, Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
