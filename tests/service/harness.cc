@@ -171,20 +171,26 @@ v1::SessionConfig ServiceTest::MeanConfig(int num_layers) {
 
 std::string ServiceTest::Create(int num_layers) { return Create(MeanConfig(num_layers)); }
 
-std::string ServiceTest::Create(const v1::SessionConfig& config) {
+std::string ServiceTest::Create(const v1::SessionConfig& config) { return testing::Create(stub_.get(), config); }
+
+std::string Create(v1::Attention::Stub* stub, const v1::SessionConfig& config) {
   grpc::ClientContext context;
   v1::CreateSessionRequest request;
   *request.mutable_config() = config;
   v1::Session session;
-  const grpc::Status status = stub_->CreateSession(&context, request, &session);
+  const grpc::Status status = stub->CreateSession(&context, request, &session);
   EXPECT_TRUE(status.ok()) << status.error_message();
   return session.session_id();
 }
 
 grpc::Status ServiceTest::Step(const v1::StepRequest& request, v1::StepResponse* response) {
+  return testing::Step(stub_.get(), request, response);
+}
+
+grpc::Status Step(v1::Attention::Stub* stub, const v1::StepRequest& request, v1::StepResponse* response) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-  return stub_->Step(&context, request, response);
+  return stub->Step(&context, request, response);
 }
 
 Floats ServiceTest::Mean(const std::string& session_id, const Floats& values) {

@@ -98,6 +98,10 @@ class ServiceTest : public ::testing::Test {
   std::unique_ptr<v1::Attention::Stub> stub_;
 };
 
+// Through any stub. Create must succeed; Step has a minute.
+std::string Create(v1::Attention::Stub* stub, const v1::SessionConfig& config = ServiceTest::MeanConfig());
+grpc::Status Step(v1::Attention::Stub* stub, const v1::StepRequest& request, v1::StepResponse* response);
+
 // Calls `condition` until it is true.
 bool Eventually(const std::function<bool()>& condition, absl::Duration timeout = absl::Seconds(5));
 

@@ -25,22 +25,6 @@ namespace {
 using grpc::StatusCode;
 using ClientStream = grpc::ClientReaderWriter<v1::StepRequest, v1::StepResponse>;
 
-std::string Create(v1::Attention::Stub* stub, const v1::SessionConfig& config = ServiceTest::MeanConfig()) {
-  grpc::ClientContext context;
-  v1::CreateSessionRequest request;
-  *request.mutable_config() = config;
-  v1::Session session;
-  const grpc::Status status = stub->CreateSession(&context, request, &session);
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  return session.session_id();
-}
-
-grpc::Status Step(v1::Attention::Stub* stub, const v1::StepRequest& request, v1::StepResponse* response) {
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-  return stub->Step(&context, request, response);
-}
-
 int64_t Length(v1::Attention::Stub* stub, const std::string& id) {
   grpc::ClientContext context;
   v1::GetSessionRequest request;
@@ -97,6 +81,14 @@ class DrainTest : public ::testing::Test {
     unary_.join();
     return answers;
   }
+  // Of a drain that began at `start` and does not wait for what is there.
+  void ExpectCutOff(absl::Time start) {
+    EXPECT_LT(ReadAnswers(), kSteps - 1);
+    EXPECT_EQ(unary_status_.error_code(), StatusCode::UNAVAILABLE) << unary_status_.error_message();
+    EXPECT_EQ(idle_->Finish().error_code(), StatusCode::UNAVAILABLE);
+    EXPECT_EQ(program_->Wait(), 0);
+    EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  }
 
   std::unique_ptr<Program> program_;
   std::shared_ptr<grpc::Channel> channel_;
@@ -133,11 +125,7 @@ TEST_F(DrainTest, G04_TheDrainLimitCutsOffWhatIsLeft) {
   Start("200ms");
   const absl::Time start = absl::Now();
   program_->Signal(SIGTERM);
-  EXPECT_LT(ReadAnswers(), kSteps - 1);
-  EXPECT_EQ(unary_status_.error_code(), StatusCode::UNAVAILABLE) << unary_status_.error_message();
-  EXPECT_EQ(idle_->Finish().error_code(), StatusCode::UNAVAILABLE);
-  EXPECT_EQ(program_->Wait(), 0);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  ExpectCutOff(start);
   EXPECT_TRUE(absl::StrContains(program_->err(), "cut off")) << program_->err();
 }
 
@@ -147,11 +135,7 @@ TEST_F(DrainTest, G04_ASecondSigtermHurries) {
   program_->Signal(SIGTERM);
   ASSERT_TRUE(Eventually([&] { return absl::StrContains(program_->err(), "draining"); }));
   program_->Signal(SIGTERM);
-  EXPECT_LT(ReadAnswers(), kSteps - 1);
-  EXPECT_EQ(unary_status_.error_code(), StatusCode::UNAVAILABLE) << unary_status_.error_message();
-  EXPECT_EQ(idle_->Finish().error_code(), StatusCode::UNAVAILABLE);
-  EXPECT_EQ(program_->Wait(), 0);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  ExpectCutOff(start);
 }
 
 // One client of the rolling update: a session of values 1, 2, 3, ... whose every answer must be their mean.

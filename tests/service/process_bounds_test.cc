@@ -46,18 +46,7 @@ class ProcessBoundsTest : public ::testing::Test {
     stub_ = v1::Attention::NewStub(channel_);
   }
   std::string Create(const v1::SessionConfig& config = ServiceTest::MeanConfig()) {
-    grpc::ClientContext context;
-    v1::CreateSessionRequest request;
-    *request.mutable_config() = config;
-    v1::Session session;
-    const grpc::Status status = stub_->CreateSession(&context, request, &session);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return session.session_id();
-  }
-  grpc::Status Step(v1::Attention::Stub* stub, const v1::StepRequest& request, v1::StepResponse* response) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-    return stub->Step(&context, request, response);
+    return testing::Create(stub_.get(), config);
   }
   Floats Mean(const std::string& id, const Floats& values) {
     v1::StepResponse response;
