@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -16,15 +14,10 @@
 #include "tests/bench/measure.h"
 #include "tests/bench/modes.h"
 #include "tests/bench/report.h"
+#include "tests/bench/served.h"
 
 namespace attnd::bench {
 namespace {
-
-void Check(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "attnd_bench: %s\n", status.ToString().c_str());
-  std::exit(1);
-}
 
 // Appends to the middle of a block: most steps neither begin a block nor fill one.
 constexpr int64_t kFreeSlots = 32;
@@ -36,34 +29,30 @@ class OneTokenStep {
       : options_(options),
         tokens_(std::max<int64_t>(0, options.tokens - kFreeSlots)),
         client_(Connect(address)),
-        session_(Create()),
-        q_(Tensor(1, options.shape.num_q_heads)),
-        k_(Tensor(1, options.shape.num_kv_heads)) {
-    constexpr int64_t kChunk = 512;  // a message holds so many tokens of any shape
-    for (int64_t first = 0; first < tokens_; first += kChunk) {
-      const std::vector<float> rows = Tensor(std::min(kChunk, tokens_ - first), options.shape.num_kv_heads);
-      Check(session_.Step(0, {}, rows, rows).status());
-    }
+        session_(CreateSession(options, client_)),
+        q_(TensorOf(options, 1, options.shape.num_q_heads)),
+        k_(TensorOf(options, 1, options.shape.num_kv_heads)) {
+    Fill(options_, session_, tokens_);
     raw_ = std::make_unique<RawCalls>(address, Request().SerializeAsString());
     stream_ = client_.OpenStepStream();
   }
 
   void Unary() { raw_->Unary(); }
   void Stream() { raw_->Stream(); }
-  void ClientUnary() { Check(session_.Step(0, q_, k_, k_).status()); }
+  void ClientUnary() { CheckOk(session_.Step(0, q_, k_, k_).status()); }
   void ClientStream() {
     absl::StatusOr<uint64_t> id = stream_->Send(*session_.MakeStep(0, q_, k_, k_));
-    Check(id.status());
-    Check(stream_->Wait(*id).status());
+    CheckOk(id.status());
+    CheckOk(stream_->Wait(*id).status());
   }
 
   // Looks at the last bare call's answer, and cuts the session to its first length.
   void Reset(bool was_bare_call) {
-    Check(session_.Rewind(tokens_).status());
+    CheckOk(session_.Rewind(tokens_).status());
     if (!was_bare_call) return;
     v1::StepResponse answer;
-    Check(answer.ParseFromString(raw_->LastAnswer()) ? absl::OkStatus() : absl::InternalError("not a StepResponse"));
-    Check(answer.status().code() == 0 ? absl::OkStatus() : absl::InternalError(answer.status().message()));
+    CheckOk(answer.ParseFromString(raw_->LastAnswer()) ? absl::OkStatus() : absl::InternalError("not a StepResponse"));
+    CheckOk(answer.status().code() == 0 ? absl::OkStatus() : absl::InternalError(answer.status().message()));
     queue_us_.push_back(1e-3 * static_cast<double>(answer.timing().queue_ns()));
     compute_us_.push_back(1e-3 * static_cast<double>(answer.timing().compute_ns()));
   }
@@ -77,25 +66,8 @@ class OneTokenStep {
  private:
   static Client Connect(const std::string& address) {
     absl::StatusOr<Client> client = Client::Connect({.target = address});
-    Check(client.status());
+    CheckOk(client.status());
     return *client;
-  }
-
-  client::Session Create() {
-    client::SessionConfig config;
-    config.num_q_heads = options_.shape.num_q_heads;
-    config.num_kv_heads = options_.shape.num_kv_heads;
-    config.head_dim = options_.shape.head_dim;
-    config.kv_dtype = *client::ParseKvDType(KvName(options_.kv));
-    absl::StatusOr<client::Session> session = client_.CreateSession(config);
-    Check(session.status());
-    return *std::move(session);
-  }
-
-  std::vector<float> Tensor(int64_t tokens, int heads) const {
-    std::vector<float> values(static_cast<size_t>(tokens * heads * options_.shape.head_dim));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 61) / 30 - 1;
-    return values;
   }
 
   v1::StepRequest Request() const {
@@ -146,10 +118,7 @@ bool RunCase(const Case& c) {
   constexpr int64_t kAnswerRest = 32;  // what the answer holds beside its tensor: positions, timings, field headers
   const std::unique_ptr<ServingProcess> echo_server =
       ServingProcess::ForkEcho(static_cast<size_t>(q_bytes + kAnswerRest));
-  const std::string attnd = std::filesystem::read_symlink("/proc/self/exe").replace_filename("attnd");
-  const std::unique_ptr<ServingProcess> server =
-      ServingProcess::Spawn(attnd, {"--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", "--kv_cache_bytes=1GiB",
-                                    "--compute_threads=" + std::to_string(c.threads)});
+  const std::unique_ptr<ServingProcess> server = SpawnAttnd(c, int64_t{1} << 30);
   if (echo_server == nullptr || server == nullptr) return false;
   OneTokenStep step(c, server->address());
   RawCalls echo(echo_server->address(), std::string(step.request_bytes(), '\x2A'));
@@ -178,13 +147,6 @@ bool RunCase(const Case& c) {
 
 }  // namespace
 
-int RunRpc(const Options& options) {
-  PrintHeading(options.json);
-  bool all = true;
-  // A process for each: the echo is forked, which is possible only until gRPC has started its threads.
-  const bool possible =
-      ForEachCase("rpc", options, [&](const Case& c) { all = RunInChild([&] { return RunCase(c); }) && all; });
-  return all && possible ? 0 : 1;
-}
+int RunRpc(const Options& options) { return RunServed("rpc", options, RunCase); }
 
 }  // namespace attnd::bench

@@ -10,9 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -26,18 +24,12 @@
 #include "tests/bench/cases.h"
 #include "tests/bench/modes.h"
 #include "tests/bench/report.h"
-#include "tests/bench/rpc.h"
+#include "tests/bench/served.h"
 
 namespace attnd::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-void Check(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "attnd_bench: %s\n", status.ToString().c_str());
-  std::exit(1);
-}
 
 double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -49,42 +41,19 @@ double Quantile(std::vector<double> values, double part) {
   return values[rank];
 }
 
-std::vector<float> Tensor(const Case& c, int64_t tokens, int heads) {
-  std::vector<float> values(static_cast<size_t>(tokens * heads * c.shape.head_dim));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 61) / 30 - 1;
-  return values;
-}
-
-client::Session Create(const Case& c, const Client& client) {
-  client::SessionConfig config;
-  config.num_q_heads = c.shape.num_q_heads;
-  config.num_kv_heads = c.shape.num_kv_heads;
-  config.head_dim = c.shape.head_dim;
-  config.kv_dtype = *client::ParseKvDType(KvName(c.kv));
-  absl::StatusOr<client::Session> session = client.CreateSession(config);
-  Check(session.status());
-  return *std::move(session);
-}
-
 // A session of `tokens` tokens with a stream of its own, and the decode step that is sent on it again and again.
 class Decoder {
  public:
   Decoder(const Case& c, const Client& client)
-      : session_(Create(c, client)),
-        q_(Tensor(c, 1, c.shape.num_q_heads)),
-        k_(Tensor(c, 1, c.shape.num_kv_heads)),
+      : session_(CreateSession(c, client)),
+        q_(TensorOf(c, 1, c.shape.num_q_heads)),
+        k_(TensorOf(c, 1, c.shape.num_kv_heads)),
         stream_(client.OpenStepStream()),
         step_(*session_.MakeStep(0, q_, k_, k_)) {
-    constexpr int64_t kTokens = 512;  // a message holds so many of any shape
-    const std::vector<float> rows = Tensor(c, kTokens, c.shape.num_kv_heads);
-    const size_t row = rows.size() / kTokens;
-    for (int64_t first = 0; first < c.tokens; first += kTokens) {
-      const std::vector<float> some(rows.begin(), rows.begin() + std::min(kTokens, c.tokens - first) * row);
-      Check(session_.Step(0, {}, some, some).status());
-    }
+    Fill(c, session_, c.tokens);
   }
 
-  void Cut(int64_t tokens) { Check(session_.Rewind(tokens).status()); }
+  void Cut(int64_t tokens) { CheckOk(session_.Rewind(tokens).status()); }
   client::StepStream& stream() { return *stream_; }
   const client::StepRequest& step() const { return step_; }
 
@@ -105,7 +74,7 @@ double DecodeAll(const std::vector<std::unique_ptr<Decoder>>& decoders, double s
   std::function<void(Decoder*)> send = [&](Decoder* decoder) {
     decoder->stream().SendAsync(decoder->step(),
                                 [&, decoder](absl::StatusOr<client::StepResult> result, Clock::time_point) {
-                                  Check(result.status());
+                                  CheckOk(result.status());
                                   if (!stop) ++steps;
                                   {
                                     absl::MutexLock lock(&mutex);
@@ -164,8 +133,8 @@ std::vector<double> DecodeAtPace(Decoder* decoder, double seconds, double period
         start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(i * period));
     std::this_thread::sleep_until(intended);
     absl::StatusOr<uint64_t> id = decoder->stream().Send(decoder->step());
-    Check(id.status());
-    Check(decoder->stream().Wait(*id).status());
+    CheckOk(id.status());
+    CheckOk(decoder->stream().Wait(*id).status());
     latencies.push_back(SecondsSince(intended));
   }
   return latencies;
@@ -176,21 +145,21 @@ constexpr double kChunkSeconds = 0.005;
 // Prefills sessions of 8192 tokens until it is stopped. Returns how many tokens a second.
 double PrefillUntil(const Case& c, const Client& client, const std::atomic<bool>& stop) {
   constexpr int64_t kTokens = 8192, kMessageTokens = 1024;
-  const std::vector<float> q = Tensor(c, kMessageTokens, c.shape.num_q_heads);
-  const std::vector<float> k = Tensor(c, kMessageTokens, c.shape.num_kv_heads);
+  const std::vector<float> q = TensorOf(c, kMessageTokens, c.shape.num_q_heads);
+  const std::vector<float> k = TensorOf(c, kMessageTokens, c.shape.num_kv_heads);
   int64_t tokens = 0;
   const Clock::time_point start = Clock::now();
   while (!stop) {
-    client::Session session = Create(c, client);
+    client::Session session = CreateSession(c, client);
     const std::unique_ptr<client::StepStream> stream = client.OpenStepStream();
     std::vector<uint64_t> ids;
     for (int64_t first = 0; first < kTokens; first += kMessageTokens) {
       absl::StatusOr<uint64_t> id = stream->Send(*session.MakeStep(0, q, k, k));
-      Check(id.status());
+      CheckOk(id.status());
       ids.push_back(*id);
     }
     for (const uint64_t id : ids) {
-      Check(stream->Wait(id).status());
+      CheckOk(stream->Wait(id).status());
       tokens += kMessageTokens;
     }
   }
@@ -232,19 +201,15 @@ void MeasurePrefillBeside(const Case& c, const Client& client, const Client& oth
 bool RunCase(const Case& c) {
   constexpr int64_t kGrowth = 4096;  // tokens that a decoder may add between two cuts
   const int64_t bytes = 2 * int64_t{c.batch} * (c.tokens + kGrowth) * 4 * 2 * c.shape.num_kv_heads * c.shape.head_dim;
-  const std::string attnd = std::filesystem::read_symlink("/proc/self/exe").replace_filename("attnd");
-  const std::unique_ptr<ServingProcess> server =
-      ServingProcess::Spawn(attnd, {"--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0",
-                                    "--kv_cache_bytes=" + std::to_string(std::max<int64_t>(bytes, int64_t{1} << 30)),
-                                    "--compute_threads=" + std::to_string(c.threads),
-                                    "--prefill_chunk_time=" + std::to_string(kChunkSeconds) + "s"});
+  const std::unique_ptr<ServingProcess> server = SpawnAttnd(
+      c, std::max<int64_t>(bytes, int64_t{1} << 30), {"--prefill_chunk_time=" + std::to_string(kChunkSeconds) + "s"});
   if (server == nullptr) return false;
   client::ClientOptions options;
   options.target = server->address();
   options.own_connection = true;
   absl::StatusOr<Client> client = Client::Connect(options), other = Client::Connect(options);
-  Check(client.status());
-  Check(other.status());
+  CheckOk(client.status());
+  CheckOk(other.status());
   MeasureStreams(c, *client);
   MeasurePrefillBeside(c, *client, *other);
   return true;
@@ -252,12 +217,6 @@ bool RunCase(const Case& c) {
 
 }  // namespace
 
-int RunServe(const Options& options) {
-  PrintHeading(options.json);
-  bool all = true;
-  const bool possible =
-      ForEachCase("serve", options, [&](const Case& c) { all = RunInChild([&] { return RunCase(c); }) && all; });
-  return all && possible ? 0 : 1;
-}
+int RunServe(const Options& options) { return RunServed("serve", options, RunCase); }
 
 }  // namespace attnd::bench
