@@ -50,7 +50,7 @@ CheckResult RunCheck(const DemoOptions& options, const CheckTask& task) {
       const int64_t position = step.position + t;
       // The group's query heads lie side by side in a token's row.
       queries.Fill((position * c.num_q_heads + task.kv_head * group) * c.head_dim, q_stored);
-      if (c.kv_dtype == client::KvDType::kBf16) tool::RoundAsStored(c.kv_dtype, c.head_dim, q_stored);
+      tool::RoundAsMultiplied(c.kv_dtype, c.head_dim, q_stored);
       std::copy(q_stored.begin(), q_stored.end(), q.begin());
       head.Attend(q, group, position + 1, softmax_scale, reference);
       const float* out = answer->As<float>().data() + (t * c.num_q_heads + task.kv_head * group) * value_dim;

@@ -3,7 +3,7 @@
 #include <cassert>
 #include <cmath>
 
-#include "client/attnload/random.h"
+#include "client/tool/random.h"
 
 namespace attnd::attnload {
 
@@ -16,7 +16,7 @@ std::optional<Nanos> Arrivals::Next() {
   const double index = static_cast<double>(count_);
   switch (kind_) {
     case ArrivalKind::kPoisson:
-      last_seconds_ -= std::log(1 - Unit(Hash({seed_, count_}))) / rate_;
+      last_seconds_ -= std::log(1 - tool::Unit(tool::Hash({seed_, count_}))) / rate_;
       break;
     case ArrivalKind::kConstant:
       last_seconds_ = index / rate_;

@@ -32,7 +32,6 @@ std::optional<CheckOutcome> CheckSize(const client::SessionConfig& config, const
   return wrong;
 }
 
-// Adds one row to the outcome.
 void CompareRow(const client::SessionConfig& config, int layer, int64_t position, int head, const float* got,
                 const double* expected, CheckOutcome* outcome) {
   const int dim = config.value_dim_or_default();
@@ -104,8 +103,7 @@ CheckOutcome CheckReference(const Plan& plan, const client::SessionConfig& confi
     const std::span<const float> token = pool.Rows(plan.session(), step.layer, TensorKind::kQ, step.position + t, 1,
                                                    int64_t{config.num_q_heads} * config.head_dim);
     std::copy_n(token.begin() + int64_t{kv_head} * group * config.head_dim, q_stored.size(), q_stored.begin());
-    // The arithmetic of a BF16 session multiplies BF16 by BF16.
-    if (config.kv_dtype == client::KvDType::kBf16) tool::RoundAsStored(config.kv_dtype, config.head_dim, q_stored);
+    tool::RoundAsMultiplied(config.kv_dtype, config.head_dim, q_stored);
     const std::vector<double> q(q_stored.begin(), q_stored.end());
     head.Attend(q, group, step.position + t + 1, scale, expected);
     const float* values = out.As<float>().data() + (t * config.num_q_heads + int64_t{kv_head} * group) * dim;

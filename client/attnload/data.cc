@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cassert>
 
-#include "client/attnload/random.h"
+#include "client/tool/random.h"
 
 namespace attnd::attnload {
 namespace {
@@ -14,9 +14,7 @@ constexpr uint64_t kPeriod = 1048573;
 std::vector<float> MakePool(uint64_t seed, int64_t longest, float amplitude) {
   std::vector<float> pool(kPeriod + static_cast<size_t>(longest));
   for (size_t i = 0; i < pool.size(); ++i) {
-    // 24 bits are exact in a float.
-    const uint64_t bits = Mix(seed + i % kPeriod);
-    pool[i] = amplitude * (static_cast<float>(bits >> 40) * 0x1p-23f - 1.0f);
+    pool[i] = amplitude * tool::SignedUnit(tool::Mix(seed + i % kPeriod));
   }
   return pool;
 }
@@ -24,13 +22,15 @@ std::vector<float> MakePool(uint64_t seed, int64_t longest, float amplitude) {
 }  // namespace
 
 TensorPool::TensorPool(uint64_t seed, int64_t longest)
-    : seed_(seed), wide_(MakePool(Mix(seed), longest, 3.0f)), narrow_(MakePool(Mix(seed + 1), longest, 1.0f)) {}
+    : seed_(seed),
+      wide_(MakePool(tool::Mix(seed), longest, 3.0f)),
+      narrow_(MakePool(tool::Mix(seed + 1), longest, 1.0f)) {}
 
 std::span<const float> TensorPool::Rows(int64_t session, int layer, TensorKind kind, int64_t position, int64_t tokens,
                                         int64_t row) const {
   const std::vector<float>& pool = kind == TensorKind::kQ ? wide_ : narrow_;
   const uint64_t base =
-      Hash({seed_, static_cast<uint64_t>(session), static_cast<uint64_t>(layer), static_cast<uint64_t>(kind)});
+      tool::Hash({seed_, static_cast<uint64_t>(session), static_cast<uint64_t>(layer), static_cast<uint64_t>(kind)});
   const uint64_t first = (base % kPeriod + static_cast<uint64_t>(position * row)) % kPeriod;
   assert(first + static_cast<uint64_t>(tokens * row) <= pool.size());
   return std::span(pool).subspan(first, static_cast<size_t>(tokens * row));

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "client/attnload/random.h"
+#include "client/tool/random.h"
 
 namespace attnd::attnload {
 namespace {
@@ -18,12 +18,13 @@ constexpr int64_t kReferenceSteps = 6;
 Plan::Plan(const PlanOptions& options, int64_t session)
     : options_(&options),
       session_(session),
-      seed_(Hash({options.seed, static_cast<uint64_t>(session)})),
+      seed_(tool::Hash({options.seed, static_cast<uint64_t>(session)})),
       prefill_steps_((options.prefill_tokens + options.prefill_chunk - 1) / options.prefill_chunk *
                      options.config.num_layers),
-      check_(Unit(Hash({seed_, kCheck})) < options.check_rate ? CheckKind::kReference : CheckKind::kConstant) {
-  if (Unit(Hash({seed_, kAbandon})) < options.abandon_rate) {
-    abandon_at_ = static_cast<int64_t>(Hash({seed_, kAbandonStep}) % static_cast<uint64_t>(steps()));
+      check_(tool::Unit(tool::Hash({seed_, kCheck})) < options.check_rate ? CheckKind::kReference
+                                                                          : CheckKind::kConstant) {
+  if (tool::Unit(tool::Hash({seed_, kAbandon})) < options.abandon_rate) {
+    abandon_at_ = static_cast<int64_t>(tool::Hash({seed_, kAbandonStep}) % static_cast<uint64_t>(steps()));
   }
 }
 
@@ -48,21 +49,23 @@ std::optional<int> Plan::ReferenceHead(int64_t index) const {
   if (check_ != CheckKind::kReference) return std::nullopt;
   const bool always = IsLastPrefill(index) || index == steps() - 1;
   const double share = static_cast<double>(kReferenceSteps) / static_cast<double>(steps());
-  if (!always && Unit(Hash({seed_, kReference, static_cast<uint64_t>(index)})) >= share) return std::nullopt;
+  if (!always && tool::Unit(tool::Hash({seed_, kReference, static_cast<uint64_t>(index)})) >= share)
+    return std::nullopt;
   const uint64_t heads = static_cast<uint64_t>(options_->config.num_kv_heads);
-  return static_cast<int>(Hash({seed_, kHead, static_cast<uint64_t>(index)}) % heads);
+  return static_cast<int>(tool::Hash({seed_, kHead, static_cast<uint64_t>(index)}) % heads);
 }
 
 bool Plan::Cancels(int64_t index) const {
-  return Unit(Hash({seed_, kCancel, static_cast<uint64_t>(index)})) < options_->cancel_rate;
+  return tool::Unit(tool::Hash({seed_, kCancel, static_cast<uint64_t>(index)})) < options_->cancel_rate;
 }
 
 double Plan::CancelMoment(int64_t index) const {
-  return Unit(Hash({seed_, kCancelMoment, static_cast<uint64_t>(index)}));
+  return tool::Unit(tool::Hash({seed_, kCancelMoment, static_cast<uint64_t>(index)}));
 }
 
 float Plan::Constant(int layer, int kv_head) const {
-  const uint64_t bits = Hash({seed_, kConstantValue, static_cast<uint64_t>(layer), static_cast<uint64_t>(kv_head)});
+  const uint64_t bits =
+      tool::Hash({seed_, kConstantValue, static_cast<uint64_t>(layer), static_cast<uint64_t>(kv_head)});
   // Sixteen values in each of four octaves, of either sign.
   const float fraction = 1.0f + static_cast<float>(bits & 15) / 16.0f;
   const float octave = static_cast<float>(uint64_t{1} << ((bits >> 4) & 3)) * 0.5f;

@@ -27,6 +27,10 @@ void RoundAsStored(client::KvDType dtype, int dim, std::span<float> values) {
   }
 }
 
+void RoundAsMultiplied(client::KvDType dtype, int dim, std::span<float> queries) {
+  if (dtype == client::KvDType::kBf16) RoundAsStored(dtype, dim, queries);
+}
+
 double RelativeError(const float* out, const double* reference, int dim) {
   double difference = 0, norm = 0;
   for (int d = 0; d < dim; ++d) {

@@ -11,6 +11,9 @@ namespace attnd::tool {
 // Rows of `dim` values as the server stores them: the numeric contract is against those.
 void RoundAsStored(client::KvDType dtype, int dim, std::span<float> values);
 
+// Query rows of `dim` values as they are multiplied: a BF16 session multiplies BF16 by BF16.
+void RoundAsMultiplied(client::KvDType dtype, int dim, std::span<float> queries);
+
 // ||out - reference|| / ||reference|| of one row; infinite when the answer is not finite.
 double RelativeError(const float* out, const double* reference, int dim);
 
