@@ -66,7 +66,9 @@ bool BlockPool::Allocate(BlockAccount* account, int64_t count, BlockId* out) {
 }
 
 void BlockPool::Ref(BlockAccount* account, absl::Span<const BlockId> ids) {
-  for (const BlockId id : ids) RefOne(account, id);
+  for (const BlockId id : ids) {
+    if (id != kNoBlock) RefOne(account, id);
+  }
   Publish();
 }
 

@@ -62,8 +62,9 @@ class BlockPool {
 
   // All or nothing: `count` new blocks with one reference each, contents arbitrary.
   bool Allocate(BlockAccount* account, int64_t count, BlockId* out);
+  // One more reference of each; kNoBlock entries are skipped, here and in Unref.
   void Ref(BlockAccount* account, absl::Span<const BlockId> ids);
-  // Drops one reference of each; kNoBlock entries are skipped.
+  // Drops one reference of each.
   void Unref(BlockAccount* account, absl::Span<const BlockId> ids);
   bool IsShared(BlockId id) const { return refs(id) > 1; }
 

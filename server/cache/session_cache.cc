@@ -29,6 +29,12 @@ int64_t SessionCache::BlocksWith(int layer, int64_t tokens) const {
   return account_.held - BlocksFor(layers_[layer].length) + BlocksFor(tokens);
 }
 
+int64_t SessionCache::first_token(int layer) const { return int64_t{layers_[layer].first_block} * kBlockTokens; }
+
+absl::Span<const BlockId> SessionCache::Entries(const Layer& layer, int64_t first, int64_t last) const {
+  return {layer.blocks.get() + first * num_kv_heads_, static_cast<size_t>((last - first) * num_kv_heads_)};
+}
+
 bool SessionCache::Reserve(int64_t tokens) {
   return pool_->Reserve(&account_, BlocksFor(tokens) * static_cast<int64_t>(layers_.size()));
 }
@@ -69,8 +75,7 @@ void SessionCache::Commit(StagedAppend* staged) {
   const int64_t old_blocks = BlockCount(l.length);
   BlockId* const table = l.blocks.get();
   if (staged->first_fresh < old_blocks) {
-    pool_->Unref(&account_,
-                 absl::MakeSpan(table + staged->first_fresh * num_kv_heads_, table + old_blocks * num_kv_heads_));
+    pool_->Unref(&account_, Entries(l, staged->first_fresh, old_blocks));
   }
   std::copy(staged->fresh.begin(), staged->fresh.end(), table + staged->first_fresh * num_kv_heads_);
   SetLength(&l, staged->length());
@@ -87,10 +92,97 @@ void SessionCache::Truncate(int layer, int64_t length) {
   Layer& l = layers_[layer];
   assert(length >= 0);
   if (length >= l.length) return;
-  const int64_t keep = BlockCount(length);
-  pool_->Unref(&account_, absl::MakeSpan(l.blocks.get() + keep * num_kv_heads_,
-                                         l.blocks.get() + BlockCount(l.length) * num_kv_heads_));
+  pool_->Unref(&account_, Entries(l, BlockCount(length), BlockCount(l.length)));
   SetLength(&l, length);
+  if (length == 0) l.first_block = 0;
+}
+
+void SessionCache::FreeBefore(int layer, int64_t position) {
+  Layer& l = layers_[layer];
+  assert(position <= l.length);
+  const int64_t first = position / kBlockTokens;
+  if (first <= l.first_block) return;
+  pool_->Unref(&account_, Entries(l, l.first_block, first));
+  std::fill(l.blocks.get() + l.first_block * num_kv_heads_, l.blocks.get() + first * num_kv_heads_, kNoBlock);
+  l.first_block = static_cast<uint32_t>(first);
+}
+
+void SessionCache::ShareFrom(const SessionCache& from, int64_t length) {
+  assert(account_.held == 0 && layers_.size() == from.layers_.size() && block_bytes_ == from.block_bytes_);
+  for (size_t i = 0; i < layers_.size(); i++) {
+    const Layer& source = from.layers_[i];
+    const int64_t tokens = std::min<int64_t>(length, source.length);
+    if (tokens == 0) continue;
+    assert(tokens > from.first_token(static_cast<int>(i)));
+    const absl::Span<const BlockId> ids = Entries(source, 0, BlockCount(tokens));
+    pool_->Ref(&account_, ids);
+    Grow(&layers_[i], BlockCount(tokens));
+    std::copy(ids.begin(), ids.end(), layers_[i].blocks.get());
+    layers_[i].first_block = source.first_block;
+    SetLength(&layers_[i], tokens);
+  }
+}
+
+void SessionCache::Reorder(absl::Span<SessionCache* const> rows, absl::Span<const int> sources) {
+  assert(rows.size() == sources.size());
+  // Entries that a row has already, as after a common prompt, keep their references.
+  const auto first_different = [](const Layer& a, const Layer& b, int heads) {
+    const int64_t blocks = std::min(BlockCount(a.length), BlockCount(b.length));
+    const BlockId* const x = a.blocks.get();
+    return (std::mismatch(x, x + blocks * heads, b.blocks.get()).first - x) / heads;
+  };
+  std::vector<std::vector<Layer>> taken(rows.size());
+  for (size_t i = 0; i < rows.size(); i++) {
+    SessionCache& row = *rows[i];
+    const SessionCache& source = *rows[sources[i]];
+    if (&row == &source) continue;
+    assert(row.layers_.size() == source.layers_.size() && row.block_bytes_ == source.block_bytes_);
+    taken[i].resize(row.layers_.size());
+    for (size_t l = 0; l < row.layers_.size(); l++) {
+      const Layer& from = source.layers_[l];
+      Layer& to = taken[i][l];
+      const int64_t blocks = BlockCount(from.length);
+      row.pool_->Ref(&row.account_,
+                     row.Entries(from, first_different(row.layers_[l], from, row.num_kv_heads_), blocks));
+      row.Grow(&to, blocks);
+      std::copy_n(from.blocks.get(), blocks * row.num_kv_heads_, to.blocks.get());
+      to.length = from.length;
+      to.first_block = from.first_block;
+    }
+  }
+  for (size_t i = 0; i < rows.size(); i++) {
+    SessionCache& row = *rows[i];
+    for (size_t l = 0; l < taken[i].size(); l++) {
+      Layer& old = row.layers_[l];
+      Layer& now = taken[i][l];
+      const int64_t same = first_different(old, now, row.num_kv_heads_);
+      row.pool_->Unref(&row.account_, row.Entries(old, same, BlockCount(old.length)));
+      const uint32_t length = now.length;
+      now.length = old.length;
+      old = std::move(now);
+      row.SetLength(&old, length);
+    }
+  }
+}
+
+bool SessionCache::AllocateLayers(absl::Span<const int64_t> lengths, absl::Span<const int64_t> first_tokens) {
+  assert(account_.held == 0 && lengths.size() == layers_.size() && first_tokens.size() == layers_.size());
+  int64_t blocks = 0;
+  for (size_t i = 0; i < layers_.size(); i++) blocks += BlocksFor(lengths[i]) - BlocksFor(first_tokens[i]);
+  std::vector<BlockId> ids(blocks);
+  if (!pool_->Allocate(&account_, blocks, ids.data())) return false;
+  auto next = ids.begin();
+  for (size_t i = 0; i < layers_.size(); i++) {
+    Layer& l = layers_[i];
+    Grow(&l, BlockCount(lengths[i]));
+    l.first_block = static_cast<uint32_t>(first_tokens[i] / kBlockTokens);
+    const int64_t freed = BlocksFor(first_tokens[i]), held = BlocksFor(lengths[i]) - freed;
+    std::fill_n(l.blocks.get(), freed, kNoBlock);
+    std::copy_n(next, held, l.blocks.get() + freed);
+    next += held;
+    SetLength(&l, lengths[i]);
+  }
+  return true;
 }
 
 bool SessionCache::Release(int64_t max_blocks) {

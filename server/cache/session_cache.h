@@ -5,6 +5,9 @@
 // replay, a rewind or an append to a block that is shared goes to fresh blocks (the kept slots are copied). So Commit
 // only swaps table entries and sets the length, cannot fail, and Abort leaves the session as it was, bit for bit.
 //
+// Sharing. A fork holds the same blocks as its parent, each with one more reference; whoever writes to a shared block
+// first gets a fresh one. Nothing is copied before that.
+//
 // Not thread-safe: the engine's mutex guards it. But while an append is staged, only the thread that staged it may
 // commit, abort or stage, so that thread may read the tables (block, length, Address) without the mutex.
 #ifndef ATTND_SERVER_CACHE_SESSION_CACHE_H_
@@ -15,6 +18,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "server/cache/block_pool.h"
 
 namespace attnd {
@@ -44,6 +48,9 @@ class SessionCache {
 
   int num_layers() const { return static_cast<int>(layers_.size()); }
   int64_t length(int layer) const { return layers_[layer].length; }
+  // Position of the oldest token that the layer still holds; a multiple of the block's tokens. Not 0 once FreeBefore
+  // has freed what lies before it.
+  int64_t first_token(int layer) const;
   int64_t longest() const { return longest_; }
   size_t block_bytes() const { return block_bytes_; }
   int64_t used_bytes() const { return account_.held * static_cast<int64_t>(block_bytes_); }
@@ -67,12 +74,25 @@ class SessionCache {
   void Commit(StagedAppend* staged);
   void Abort(StagedAppend* staged);
 
-  // Drops the tokens from `length` on.
+  // Drops the tokens from `length` on. REQUIRES: length is 0 or >= first_token(layer).
   void Truncate(int layer, int64_t length);
+  // Frees the blocks whose tokens all lie before `position`. REQUIRES: position <= length(layer), nothing is staged.
+  void FreeBefore(int layer, int64_t position);
+
+  // Makes this cache hold the first `length` tokens of every layer of `from` (of a shorter layer, all). O(blocks).
+  // REQUIRES: this one is empty, `from` has equal shapes, the same pool and, in each layer, its tokens before `length`
+  // start before it: length is 0 or > first_token.
+  void ShareFrom(const SessionCache& from, int64_t length);
+  // Row i gets the tokens that row sources[i] had before the call. O(blocks).
+  // REQUIRES: equal shapes, the same pool, distinct rows of which nothing is staged.
+  static void Reorder(absl::Span<SessionCache* const> rows, absl::Span<const int> sources);
+  // All or nothing: takes the memory for layers of these lengths from these first tokens on; contents arbitrary. False
+  // (and nothing changed) when there is none. REQUIRES: this one is empty; sizes are num_layers.
+  bool AllocateLayers(absl::Span<const int64_t> lengths, absl::Span<const int64_t> first_tokens);
   // Drops everything, at most about `max_blocks` at a time; true once nothing is left and the reserve is given back.
   bool Release(int64_t max_blocks);
 
-  // The layer's own block.
+  // The layer's own block; kNoBlock when it was freed.
   BlockId block(int layer, int64_t index, int head) const {
     return layers_[layer].blocks[index * num_kv_heads_ + head];
   }
@@ -84,13 +104,15 @@ class SessionCache {
   std::byte* Address(BlockId id) const { return pool_->Address(id, block_bytes_); }
 
  private:
-  // 16 bytes for a layer without tokens: idle sessions are many.
+  // Small for a layer without tokens: idle sessions are many.
   struct Layer {
     uint32_t length = 0;
     uint32_t capacity = 0;              // block indices that `blocks` has room for
+    uint32_t first_block = 0;           // earlier ones were freed: their entries are kNoBlock
     std::unique_ptr<BlockId[]> blocks;  // [capacity, num_kv_heads]
   };
 
+  absl::Span<const BlockId> Entries(const Layer& layer, int64_t first, int64_t last) const;  // of block indices
   bool IsShared(const Layer& layer, int64_t index) const;
   void Grow(Layer* layer, int64_t blocks);
   void SetLength(Layer* layer, int64_t length);
