@@ -139,7 +139,7 @@ void EngineImpl::CreateSession(SessionConfig config, SessionDone done) {
     }
   }
   if (result.ok()) {
-    observer_->OnSessionCreated();
+    observer_->OnSessionCreated(EngineObserver::Origin::kCreate);
   } else {
     Reject(result.status());
   }
@@ -161,7 +161,7 @@ void EngineImpl::PrepareAndCreate(std::vector<PendingCreate> creates) {
       }
     }
     if (result.ok()) {
-      observer_->OnSessionCreated();
+      observer_->OnSessionCreated(EngineObserver::Origin::kCreate);
     } else {
       Reject(result.status());
     }
@@ -209,7 +209,10 @@ SessionInfo EngineImpl::Describe(const Session& session) const {
   info.session_id = FormatSessionId(session.id);
   info.config = session.model->config;
   info.layer_lengths.reserve(session.cache.num_layers());
-  for (int i = 0; i < session.cache.num_layers(); i++) info.layer_lengths.push_back(session.cache.length(i));
+  for (int i = 0; i < session.cache.num_layers(); i++) {
+    info.layer_lengths.push_back(session.cache.length(i));
+    info.layer_first_tokens.push_back(session.cache.first_token(i));
+  }
   info.used_bytes = session.cache.used_bytes();
   info.reserved_bytes = session.cache.reserved_bytes();
   info.create_time = session.create_time;

@@ -69,7 +69,16 @@ class CountingObserver : public EngineObserver {
   void OnCancelled(CancelStage stage) override {
     Count(stage == CancelStage::kQueued ? "cancelled queued" : "cancelled computing");
   }
-  void OnSessionCreated() override { Count("created"); }
+  void OnSessionCreated(Origin origin) override {
+    const char* const names[] = {"created", "forked", "imported", "restored"};
+    Count(names[static_cast<int>(origin)]);
+  }
+  void OnSnapshot(SnapshotOp op, int64_t, absl::Duration) override { Count(std::string("snapshot ") + OpName(op)); }
+  void OnSnapshotFailed(SnapshotOp op) override { Count(std::string("failed ") + OpName(op)); }
+  static const char* OpName(SnapshotOp op) {
+    const char* const names[] = {"export", "import", "spill", "restore", "drain"};
+    return names[static_cast<int>(op)];
+  }
   void OnSessionClosed(absl::string_view reason) override { Count(std::string(reason)); }
 
   int64_t operator[](const std::string& what) {
