@@ -1,5 +1,6 @@
 #include "server/engine/session_snapshot.h"
 
+#include <algorithm>
 #include <bit>
 #include <concepts>
 #include <limits>
@@ -156,6 +157,31 @@ absl::Status GetConfig(RecordReader* in, SessionConfig* config) {
   return status;
 }
 
+absl::Status CheckLayer(const SessionConfig& config, int layer, int64_t length, int64_t first_token) {
+  if (config.max_tokens > 0 && length > config.max_tokens) {
+    return BadRecord(StrCat("allows ", config.max_tokens, " tokens (max_tokens), layer ", layer, " has ", length));
+  }
+  // What the layer's next token sees must be there. Without a window that is every token.
+  const int64_t window = config.layer_windows.empty() ? 0 : config.layer_windows[layer];
+  const int64_t oldest_seen = window == 0 ? 0 : std::max<int64_t>(0, length - window + 1);
+  if (first_token <= oldest_seen) return absl::OkStatus();
+  return BadRecord(StrCat("gives layer ", layer, " ", window == 0 ? "no window" : StrCat("a window of ", window),
+                          ", so its next token sees tokens from ", oldest_seen, " on, but it holds those from ",
+                          first_token, " on"));
+}
+
+absl::Status CheckLayout(const SessionConfig& config, const SnapshotLayout& layout) {
+  if (layout.shape != config.shape || layout.num_kv_heads != config.heads.num_kv_heads ||
+      layout.num_layers() != config.num_layers) {
+    return BadRecord("is of other dimensions, heads, layers or another element type than its blocks");
+  }
+  for (int layer = 0; layer < config.num_layers; layer++) {
+    const absl::Status status = CheckLayer(config, layer, layout.lengths[layer], layout.first_tokens[layer]);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
 SessionRecord::Identity GetIdentity(RecordReader* in) {
   SessionRecord::Identity identity;
   int64_t created, idle_since;
@@ -204,6 +230,25 @@ absl::StatusOr<SessionRecord> DecodeSessionRecord(absl::string_view bytes) {
   if (in.left() > 0) return BadRecord(StrCat("has ", in.left(), " bytes too many"));
   status = ValidateConfig(record.config);
   if (!status.ok()) return BadRecord(StrCat("is no configuration: ", status.message()));
+  return record;
+}
+
+SessionRecord::Identity IdentityOf(const Session& session) {
+  return {session.id, session.create_time, session.idle_since, session.sequence};
+}
+
+SnapshotLayout LayoutOf(const SessionCache& cache, const SessionModel& model) {
+  return LayoutOf(cache, model.config.shape, model.config.heads.num_kv_heads);
+}
+
+SnapshotHeader MakeSnapshotHeader(SnapshotLayout layout, const SessionRecord& record) {
+  return {std::move(layout), EncodeSessionRecord(record)};
+}
+
+absl::StatusOr<SessionRecord> ReadSnapshotHeader(const SnapshotHeader& header) {
+  absl::StatusOr<SessionRecord> record = DecodeSessionRecord(header.metadata);
+  if (!record.ok()) return record;
+  if (const absl::Status status = CheckLayout(record->config, header.layout); !status.ok()) return status;
   return record;
 }
 

@@ -12,7 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/cache/snapshot.h"
 #include "server/engine/engine.h"
+#include "server/engine/session.h"
 #include "server/engine/session_id.h"
 
 namespace attnd {
@@ -37,6 +39,16 @@ std::string EncodeSessionRecord(const SessionRecord& record);
 // INVALID_ARGUMENT (BAD_SNAPSHOT): another version, bytes that end early or do not end, numbers that are no
 // configuration. Allocates no more than the bytes that are there.
 absl::StatusOr<SessionRecord> DecodeSessionRecord(absl::string_view bytes);
+
+// The engine's mutex must be held: of a session, or of a cache that shares a session's blocks.
+SessionRecord::Identity IdentityOf(const Session& session);
+SnapshotLayout LayoutOf(const SessionCache& cache, const SessionModel& model);
+
+SnapshotHeader MakeSnapshotHeader(SnapshotLayout layout, const SessionRecord& record);
+
+// The record of a header that came from outside. INVALID_ARGUMENT (BAD_SNAPSHOT) when it cannot be read, or when the
+// header's layers are none that its configuration allows: every other layer is safe to be stepped.
+absl::StatusOr<SessionRecord> ReadSnapshotHeader(const SnapshotHeader& header);
 
 }  // namespace attnd
 
