@@ -6,8 +6,10 @@
 
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -159,6 +161,72 @@ TEST(SessionSnapshot, RandomChangesNeverMakeAnUnsoundRecord) {
     EXPECT_EQ(EncodeSessionRecord(*record), changed) << "change " << i;
   }
   EXPECT_GT(accepted, 0);  // of an id or a time, any bytes are right
+}
+
+// A layer of 3: without a window, with one of 128 tokens, and with one that never passes.
+SnapshotHeader FullHeader() {
+  const SessionRecord record = FullRecord();
+  SnapshotLayout layout;
+  layout.shape = record.config.shape;
+  layout.num_kv_heads = record.config.heads.num_kv_heads;
+  layout.lengths = {300, 1000, 0};
+  layout.first_tokens = {0, 832, 0};  // of 1000 tokens the next one sees those from 873 on
+  return MakeSnapshotHeader(std::move(layout), record);
+}
+
+TEST(SessionSnapshot, AHeaderThatIsMadeIsReadBack) {
+  const SnapshotHeader header = FullHeader();
+  ASSERT_TRUE(header.layout.Check().ok());
+  const absl::StatusOr<SessionRecord> record = ReadSnapshotHeader(header);
+  ASSERT_TRUE(record.ok()) << record.status();
+  ExpectSame(record->config, FullRecord().config);
+}
+
+TEST(SessionSnapshot, LayersThatTheConfigurationDoesNotAllowAreRefused) {
+  const auto refused = [](void (*change)(SnapshotLayout*), const std::string& part_of_message) {
+    SnapshotHeader header = FullHeader();
+    change(&header.layout);
+    ASSERT_TRUE(header.layout.Check().ok());  // the cache sees nothing wrong with it
+    const absl::StatusOr<SessionRecord> record = ReadSnapshotHeader(header);
+    ASSERT_FALSE(record.ok()) << part_of_message;
+    EXPECT_EQ(GetErrorDetails(record.status()).reason, "BAD_SNAPSHOT");
+    EXPECT_NE(record.status().message().find(part_of_message), absl::string_view::npos) << record.status();
+  };
+  refused([](SnapshotLayout* l) { l->shape.head_dim = 64; }, "other dimensions");
+  refused([](SnapshotLayout* l) { l->shape.dtype = KvDType::kF32; }, "other dimensions");
+  refused([](SnapshotLayout* l) { l->num_kv_heads = 4; }, "other dimensions");
+  refused([](SnapshotLayout* l) { l->lengths.pop_back(), l->first_tokens.pop_back(); }, "other dimensions");
+  refused([](SnapshotLayout* l) { l->lengths[0] = 131073; }, "allows 131072 tokens (max_tokens), layer 0 has 131073");
+  refused([](SnapshotLayout* l) { l->first_tokens[0] = 64; }, "layer 0 no window");
+  refused([](SnapshotLayout* l) { l->first_tokens[1] = 896; },
+          "a window of 128, so its next token sees tokens from 873");
+}
+
+TEST(SessionSnapshot, AHeaderOfASessionIsThatOfItsCache) {
+  auto pool = BlockPool::Create({.capacity_bytes = 1 << 20});
+  ASSERT_TRUE(pool.ok());
+  SessionConfig config;
+  config.num_layers = 2;
+  config.heads = {.num_q_heads = 4, .num_kv_heads = 2};
+  config.shape = {.head_dim = 8, .value_dim = 4, .dtype = KvDType::kBf16};
+  config.ttl = absl::Minutes(1);
+  Session session({7, 9}, 3, std::make_shared<const SessionModel>(config), pool->get());
+  session.create_time = absl::FromUnixSeconds(1000);
+  session.idle_since = absl::FromUnixSeconds(2000);
+  StagedAppend staged;
+  ASSERT_TRUE(session.cache.Stage(1, 0, 70, &staged));
+  session.cache.Commit(&staged);
+  const SnapshotHeader header =
+      MakeSnapshotHeader(LayoutOf(session.cache, *session.model), {session.model->config, IdentityOf(session)});
+  EXPECT_EQ(header.layout.lengths, (std::vector<int64_t>{0, 70}));
+  EXPECT_EQ(header.layout.first_tokens, (std::vector<int64_t>{0, 0}));
+  EXPECT_EQ(header.layout.num_kv_heads, 2);
+  const absl::StatusOr<SessionRecord> record = ReadSnapshotHeader(header);
+  ASSERT_TRUE(record.ok()) << record.status();
+  EXPECT_EQ(record->identity->id, session.id);
+  EXPECT_EQ(record->identity->sequence, 3u);
+  EXPECT_EQ(record->identity->idle_since, session.idle_since);
+  session.cache.Release(100);
 }
 
 }  // namespace
