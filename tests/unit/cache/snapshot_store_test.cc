@@ -1,28 +1,18 @@
 #include "server/cache/snapshot_store.h"
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <sys/mount.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <csignal>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <functional>
-#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/unit/cache/snapshot_harness.h"
+#include "tests/unit/cache/snapshot_store_harness.h"
 
 namespace attnd {
 namespace {
@@ -32,90 +22,10 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr char kName[] = "0123456789abcdef0123456789abcdef";
-constexpr char kOther[] = "ffffffffffffffffffffffffffffffff";
-constexpr KvShape kShape = {64, 64, KvDType::kF32};
-
-class SnapshotStoreTest : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "snapshot_store_XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    base_ = pattern;
-    directory_ = base_ + "/snapshots";
-  }
-  void TearDown() override { fs::remove_all(base_); }
-
-  static std::unique_ptr<SnapshotStore> Open(const std::string& directory, bool sync = false) {
-    auto store = SnapshotStore::Open(directory, {sync});
-    EXPECT_TRUE(store.ok()) << store.status();
-    return store.ok() ? *std::move(store) : nullptr;
-  }
-
-  static absl::StatusOr<int64_t> Write(SnapshotStore* store, const std::string& name, const TestSession& session) {
-    SnapshotWriter writer(session.cache, session.layout, {session.Layout(), name});
-    return store->Write(name, &writer);
-  }
-
-  static std::string ReadAll(SnapshotStore::File* file) {
-    std::string all, piece;
-    do {
-      EXPECT_TRUE(file->Next(&piece).ok());
-      all += piece;
-    } while (!piece.empty());
-    return all;
-  }
-
-  static std::string ReadAll(const SnapshotStore& store, const std::string& name) {
-    auto file = store.Read(name);
-    EXPECT_TRUE(file.ok()) << file.status();
-    return file.ok() ? ReadAll(file->get()) : "";
-  }
-
-  static void MakeFile(const std::string& path, const std::string& contents = "x") {
-    std::ofstream(path, std::ios::binary) << contents;
-  }
-
-  // What lies in the directory beside the lock.
-  static std::vector<std::string> Files(const std::string& directory) {
-    std::vector<std::string> files;
-    for (const auto& entry : fs::directory_iterator(directory)) {
-      if (entry.path().filename() != ".lock") files.push_back(entry.path().filename());
-    }
-    return files;
-  }
-
-  static std::vector<std::string> Names(const SnapshotStore& store) {
-    std::vector<std::string> names;
-    auto entries = store.List();
-    EXPECT_TRUE(entries.ok()) << entries.status();
-    if (entries.ok()) {
-      for (const SnapshotStore::Entry& entry : *entries) names.push_back(entry.name);
-    }
-    return names;
-  }
-
-  std::string base_, directory_;
-};
-
 int Mode(const std::string& path) {
   struct stat info;
   EXPECT_EQ(stat(path.c_str(), &info), 0) << path;
   return info.st_mode & 07777;
-}
-
-// Runs it in a child process, with what it may do to that process. True when it succeeded.
-bool InChild(const std::function<bool()>& body) {
-  std::cout.flush();
-  const pid_t child = fork();
-  if (child == 0) {
-    const bool good = body();
-    std::cout.flush();
-    _exit(good ? 0 : 1);
-  }
-  int status = 0;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 TEST_F(SnapshotStoreTest, KeepsWhatWasWritten) {
@@ -186,34 +96,6 @@ TEST_F(SnapshotStoreTest, NamesTheDirectoryThatItCannotUse) {
               testing::AllOf(HasSubstr(base_ + "/no/such"), HasSubstr("No such file or directory")));
   MakeFile(base_ + "/file");
   EXPECT_THAT(std::string(SnapshotStore::Open(base_ + "/file", {}).status().message()), HasSubstr("Not a directory"));
-}
-
-TEST_F(SnapshotStoreTest, RemovesWhatAKilledProcessWasWriting) {
-  auto session = MakeSession({kShape, 4, {20000}, {}}, 1);
-  const std::string unfinished = absl::StrCat(directory_, "/", kName, ".tmp");
-  for (int round = 0; round < 10; round++) {
-    const pid_t child = fork();
-    if (child == 0) {
-      auto store = SnapshotStore::Open(directory_, {true});
-      while (store.ok()) Write(store->get(), kName, *session).IgnoreError();
-      _exit(1);
-    }
-    while (!fs::exists(unfinished)) usleep(10);
-    usleep(round * 300);
-    ASSERT_EQ(kill(child, SIGKILL), 0);
-    int status = 0;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFSIGNALED(status));
-
-    auto store = Open(directory_);
-    ASSERT_NE(store, nullptr);
-    EXPECT_FALSE(fs::exists(unfinished));
-    for (const std::string& name : Names(*store)) {
-      EXPECT_TRUE(ReadAll(*store, name) == session->Snapshot(name)) << "round " << round;
-      EXPECT_TRUE(store->Remove(name).ok());
-    }
-    EXPECT_THAT(Files(directory_), IsEmpty());
-  }
 }
 
 TEST_F(SnapshotStoreTest, LeavesOtherFilesAlone) {
