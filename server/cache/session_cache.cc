@@ -173,6 +173,7 @@ bool SessionCache::AllocateLayers(absl::Span<const int64_t> lengths, absl::Span<
   assert(account_.held == 0 && lengths.size() == layers_.size() && first_tokens.size() == layers_.size());
   int64_t blocks = 0;
   for (size_t i = 0; i < layers_.size(); i++) blocks += BlocksFor(lengths[i]) - BlocksFor(first_tokens[i]);
+  if (blocks > pool_->capacity_bytes() / static_cast<int64_t>(block_bytes_)) return false;  // and no list of them
   std::vector<BlockId> ids(blocks);
   if (!pool_->Allocate(&account_, blocks, ids.data())) return false;
   auto next = ids.begin();
