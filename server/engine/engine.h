@@ -186,6 +186,8 @@ struct EngineStats {
   bool draining = false;
 };
 
+using SessionDone = absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)>;
+
 struct CapacityEstimate {
   int64_t bytes_per_token = 0;
   int64_t tokens_capacity = 0;
@@ -198,12 +200,22 @@ class Engine {
   virtual ~Engine();  // drains nothing: queued work is completed with UNAVAILABLE
 
   // The kernels of a new shape are generated first, so the answer can take milliseconds and comes by completion.
-  virtual void CreateSession(SessionConfig config, absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)> done) = 0;
+  virtual void CreateSession(SessionConfig config, SessionDone done) = 0;
   virtual void Submit(StepTask task) = 0;
   virtual void SubmitAttend(AttendTask task) = 0;
-  // Completes once no earlier queued step of the session is left.
-  virtual void RewindSession(std::string session_id, int64_t length,
-                             absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)> done) = 0;
+  // These come behind the queued steps of the sessions that they name. After an error every session is as it was.
+  //
+  // INVALID_ARGUMENT (BAD_POSITION), FAILED_PRECONDITION (TOKENS_FREED).
+  virtual void RewindSession(std::string session_id, int64_t length, SessionDone done) = 0;
+  // A new session with the first `length` tokens of each layer (none: all), of the same configuration but for
+  // reserve_tokens, which are 0. As RewindSession, and RESOURCE_EXHAUSTED (SESSION_LIMIT).
+  virtual void ForkSession(std::string session_id, std::optional<int64_t> length, SessionDone done) = 0;
+  // Session i takes the tokens that session sources[i] has; answers the length of each one's longest layer. All or
+  // nothing. The configurations may differ in max_tokens, ttl and reserve_tokens alone. What a session reserved and
+  // does not hold stays reserved, but for what others keep of the blocks that it gives up.
+  // INVALID_ARGUMENT (BAD_SHAPE, DUPLICATE_SESSION, BAD_CONFIG), FAILED_PRECONDITION (TOO_LONG).
+  virtual void ReorderSessions(std::vector<std::string> session_ids, std::vector<int> sources,
+                               absl::AnyInvocable<void(absl::StatusOr<std::vector<int64_t>>)> done) = 0;
   virtual absl::StatusOr<SessionInfo> GetSession(absl::string_view session_id) = 0;
   // Up to `limit` sessions with sequence > after.
   virtual std::vector<SessionInfo> ListSessions(uint64_t after, int limit) = 0;

@@ -92,7 +92,7 @@ TEST(SessionCache, StagesNothingWithoutMemory) {
   EXPECT_TRUE(cache.Stage(0, 100, 92, &staged));
   cache.Commit(&staged);
   EXPECT_EQ(cache.length(0), 192);
-  EXPECT_EQ(cache.BlocksWith(0, 193), 4);
+  EXPECT_EQ(cache.BlocksWith(0, 100, 93), 4);
   EXPECT_TRUE(cache.Release(1000));
 }
 

@@ -112,6 +112,9 @@ class Harness {
     return Step(MeanArgs(id, std::move(v), start, rewind));
   }
   absl::StatusOr<SessionInfo> Rewind(const std::string& id, int64_t length);
+  absl::StatusOr<SessionInfo> TryFork(const std::string& id, std::optional<int64_t> length = {});
+  std::string Fork(const std::string& id, std::optional<int64_t> length = {});
+  absl::StatusOr<std::vector<int64_t>> Reorder(std::vector<std::string> ids, std::vector<int> sources);
   int64_t Length(const std::string& id, int layer = 0);
   int64_t used_bytes() { return engine->stats().used_bytes; }
 
@@ -153,6 +156,7 @@ class Gate {
 };
 
 std::vector<float> RandomFloats(uint64_t seed, size_t count);
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b);
 
 }  // namespace attnd
 
