@@ -15,8 +15,6 @@
 namespace attnd {
 namespace {
 
-// After a spill that failed, the next is not tried sooner: a full disk stays full for a while.
-constexpr absl::Duration kSpillRetryDelay = absl::Seconds(1);
 constexpr int kSaveSessions = 64;
 constexpr int64_t kReleaseBlocks = 1024;
 constexpr absl::Duration kCacheRetryDelay = absl::Milliseconds(500);
@@ -280,7 +278,7 @@ void EngineImpl::Spill(const SessionPtr& session) {
       spill_error_.clear();
     } else {
       spill_error_ = std::string(bytes.status().message());
-      spill_again_ = absl::Now() + kSpillRetryDelay;
+      spill_again_ = absl::Now() + options_.spill_retry_delay;
     }
     // A session that was used meanwhile stays.
     keep =
@@ -307,7 +305,8 @@ absl::StatusOr<SnapshotStore*> EngineImpl::OpenStore(const std::string& director
   if (it != stores_.end()) return it->second.get();
   // What is saved for a later process has to outlive the machine, what was spilled only the process.
   const bool sync = directory != options_.spill_dir;
-  absl::StatusOr<std::unique_ptr<SnapshotStore>> store = SnapshotStore::Open(path, {.sync = sync});
+  absl::StatusOr<std::unique_ptr<SnapshotStore>> store =
+      SnapshotStore::Open(path, {.sync = sync, .fail_io = options_.fail_io});
   if (!store.ok()) return store.status();
   return stores_.emplace(path, *std::move(store)).first->second.get();
 }
