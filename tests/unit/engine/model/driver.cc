@@ -83,6 +83,7 @@ void ModelDriver::TakeTurn() {
     if (call->kind != Kind::kStep || !call->segments.empty()) turn.calls.push_back(std::move(call));
   }
   if (turn.calls.empty()) return;
+  turns_++;
   LookAhead(&turn);
   for (const auto& call : turn.calls) Make(engine_.get(), call.get());
   for (const auto& call : turn.calls) {

@@ -127,7 +127,7 @@ class ModelDriver : private EngineObserver {
   std::vector<SessionPtr> sessions_;         // open ones
   std::map<std::string, std::string> gone_;  // why, by id
   std::vector<std::string> gone_ids_;
-  uint64_t uses_ = 0;     // orders last_use
+  uint64_t turns_ = 0;
   uint64_t counted_ = 0;  // see CountBlocks
   uint32_t next_token_ = 1;
   bool left_files_ = false;    // a removal has failed

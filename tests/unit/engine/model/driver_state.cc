@@ -57,7 +57,8 @@ void ModelDriver::FindEvicted(const Turn& turn) {
   for (const SessionPtr& gone : evicted) {
     for (const SessionPtr& here : sessions_) {
       if (!turn.alone() || here->on_disk || here->reserve_tokens > 0 || !here->had_own_blocks) continue;
-      if (std::find(named.begin(), named.end(), here->id) != named.end() || here->last_use > gone->last_use) continue;
+      if (std::find(named.begin(), named.end(), here->id) != named.end() || here->used_until >= gone->used_since)
+        continue;
       Fail("session ", gone->id, " was evicted before ", here->id, ", which was idle longer");
     }
   }

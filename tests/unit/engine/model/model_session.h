@@ -53,7 +53,8 @@ class ModelSession {
   const std::string id;
   int64_t reserve_tokens;  // 0: a fork
   std::vector<ModelLayer> layers;
-  uint64_t last_use = 0;
+  // The turn in which it was used last, at least and at most: some calls that fail do not count.
+  uint64_t used_since = 0, used_until = 0;
   bool on_disk = false;
   bool damaged = false;         // its file is
   int64_t outstanding = 0;      // bytes that it has reserved and does not hold, as the engine said last
