@@ -78,6 +78,7 @@ void AppendEngineFamilies(const EngineStats& stats, std::vector<MetricFamily>* f
     AppendGauge(families, std::move(name), std::move(help), value);
   };
   gauge("attnd_sessions_active", "Open sessions.", stats.sessions_active);
+  gauge("attnd_sessions_spilled", "Open sessions that are on disk.", stats.sessions_spilled);
   gauge("attnd_sessions_limit", "Most sessions that may be open at a time.", stats.sessions_limit);
   gauge("attnd_queue_depth", "Requests that wait for compute.", stats.queue_depth);
   gauge("attnd_queue_limit", "Most requests that may wait for compute.", stats.queue_limit);

@@ -32,13 +32,19 @@ constexpr int kStages = 2;
 constexpr const char* kStageNames[kStages] = {"queued", "computing"};
 constexpr int kMethods = static_cast<int>(std::size(kRpcMethodNames));
 constexpr int kCodes = 17;  // of gRPC, 0..16
-constexpr const char* kCloseReasons[] = {"closed", "expired", "evicted"};
+constexpr const char* kCloseReasons[] = {"closed", "expired", "evicted", "lost"};
+constexpr const char* kOriginNames[] = {"create", "fork", "import", "restore"};
+constexpr int kOrigins = static_cast<int>(std::size(kOriginNames));
+constexpr const char* kSnapshotOpNames[] = {"export", "import", "spill", "restore", "drain"};
+constexpr int kSnapshotOps = static_cast<int>(std::size(kSnapshotOpNames));
 // Every reason of the wire contract. What is not among them is counted as "other": a series is never made at run time.
-constexpr const char* kErrorReasons[] = {
-    "BAD_CONFIG",    "BAD_PAGE",          "BAD_POSITION",      "BAD_SESSION_ID", "BAD_SHAPE",       "CACHE_FULL",
-    "CLOSED",        "DRAINING",          "DUPLICATE_SESSION", "EMPTY_ROW",      "EVICTED",         "EXPIRED",
-    "MALFORMED",     "MESSAGE_TOO_LARGE", "NEVER_EXISTED",     "NOT_FINITE",     "QUEUE_FULL",      "SCORE_OVERFLOW",
-    "SESSION_LIMIT", "STREAM_LIMIT",      "TOKEN_MISSING",     "TOKEN_UNKNOWN",  "TOO_MANY_TOKENS", "other"};
+constexpr const char* kErrorReasons[] = {"BAD_CONFIG",    "BAD_PAGE",          "BAD_POSITION",      "BAD_SESSION_ID",
+                                         "BAD_SHAPE",     "BAD_SNAPSHOT",      "CACHE_FULL",        "CLOSED",
+                                         "DRAINING",      "DUPLICATE_SESSION", "EMPTY_ROW",         "EVICTED",
+                                         "EXPIRED",       "MALFORMED",         "MESSAGE_TOO_LARGE", "NEVER_EXISTED",
+                                         "NOT_FINITE",    "QUEUE_FULL",        "SCORE_OVERFLOW",    "SESSION_LIMIT",
+                                         "SPILL_DAMAGED", "STREAM_LIMIT",      "TOKENS_FREED",      "TOKEN_MISSING",
+                                         "TOKEN_UNKNOWN", "TOO_LONG",          "TOO_MANY_TOKENS",   "other"};
 
 const Histogram::BucketBoundaries& SecondsBuckets() {
   static const auto& buckets = *new Histogram::BucketBoundaries{
@@ -64,7 +70,10 @@ struct Metrics::State {
   std::array<Counter*, kStages> cancelled;
   std::map<std::string, Counter*, std::less<>> errors, closed;
   Histogram *batch_segments, *batch_tokens;
-  Counter *created, *kv_read_bytes, *connections_refused;
+  Counter *kv_read_bytes, *connections_refused;
+  std::array<Counter*, kOrigins> created;
+  std::array<Histogram*, kSnapshotOps> snapshot_seconds;
+  std::array<Counter*, kSnapshotOps> snapshot_bytes, snapshot_failures;
   Gauge *requests_in_flight, *streams_active, *ready, *draining;
 
   mutable absl::Mutex mutex;
@@ -174,7 +183,17 @@ void Metrics::State::AddRpcs() {
 }
 
 void Metrics::State::AddSessions() {
-  created = &AddCounter("sessions_created_total", "Sessions created.", {{"origin", "create"}});
+  for (int origin = 0; origin < kOrigins; ++origin) {
+    created[origin] = &AddCounter("sessions_created_total", "Sessions created.", {{"origin", kOriginNames[origin]}});
+  }
+  for (int op = 0; op < kSnapshotOps; ++op) {
+    const Labels labels = {{"op", kSnapshotOpNames[op]}};
+    snapshot_seconds[op] =
+        &AddHistogram("snapshot_duration_seconds", "Time to write or read a whole session.", labels, SecondsBuckets());
+    snapshot_bytes[op] = &AddCounter("snapshot_bytes_total", "Bytes of sessions written or read whole.", labels);
+    snapshot_failures[op] =
+        &AddCounter("snapshot_failures_total", "Sessions that could not be written or read.", labels);
+  }
   for (const char* reason : kCloseReasons) {
     closed[reason] = &AddCounter("sessions_closed_total", "Sessions that ended.", {{"reason", reason}});
   }
@@ -223,7 +242,14 @@ void Metrics::OnBatch(int segments, int64_t tokens, int64_t kv_bytes_read) {
 
 void Metrics::OnCancelled(CancelStage stage) { state_->cancelled[static_cast<int>(stage)]->Increment(); }
 
-void Metrics::OnSessionCreated() { state_->created->Increment(); }
+void Metrics::OnSessionCreated(Origin origin) { state_->created[static_cast<int>(origin)]->Increment(); }
+
+void Metrics::OnSnapshot(SnapshotOp op, int64_t bytes, absl::Duration duration) {
+  state_->snapshot_seconds[static_cast<int>(op)]->Observe(absl::ToDoubleSeconds(duration));
+  state_->snapshot_bytes[static_cast<int>(op)]->Increment(static_cast<double>(bytes));
+}
+
+void Metrics::OnSnapshotFailed(SnapshotOp op) { state_->snapshot_failures[static_cast<int>(op)]->Increment(); }
 
 void Metrics::OnSessionClosed(absl::string_view reason) {
   const auto counter = state_->closed.find(reason);

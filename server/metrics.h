@@ -48,7 +48,9 @@ class Metrics final : public EngineObserver, public RpcObserver {
                   absl::Duration compute) override;
   void OnBatch(int segments, int64_t tokens, int64_t kv_bytes_read) override;
   void OnCancelled(CancelStage stage) override;
-  void OnSessionCreated() override;
+  void OnSessionCreated(Origin origin) override;
+  void OnSnapshot(SnapshotOp op, int64_t bytes, absl::Duration duration) override;
+  void OnSnapshotFailed(SnapshotOp op) override;
   void OnSessionClosed(absl::string_view reason) override;
 
   void OnHandled(RpcMethod method, absl::StatusCode code, absl::Duration duration) override;

@@ -25,8 +25,10 @@ SessionCache::~SessionCache() { assert(account_.held == 0 && account_.reserved =
 
 int64_t SessionCache::BlocksFor(int64_t tokens) const { return BlockCount(tokens) * num_kv_heads_; }
 
-int64_t SessionCache::BlocksWith(int layer, int64_t tokens) const {
-  return account_.held - BlocksFor(layers_[layer].length) + BlocksFor(tokens);
+int64_t SessionCache::BlocksWith(int layer, int64_t start, int64_t num_tokens) const {
+  const int64_t held = BlocksFor(layers_[layer].length) - BlocksFor(first_token(layer));
+  const int64_t freed = start == 0 ? 0 : BlocksFor(first_token(layer));  // from 0 on, nothing is left out
+  return account_.held - held + BlocksFor(start + num_tokens) - freed;
 }
 
 int64_t SessionCache::first_token(int layer) const { return int64_t{layers_[layer].first_block} * kBlockTokens; }
@@ -55,7 +57,8 @@ int64_t SessionCache::BlocksToStage(int layer, int64_t start, int64_t num_tokens
 
 bool SessionCache::Stage(int layer, int64_t start, int64_t num_tokens, StagedAppend* staged) {
   Layer& l = layers_[layer];
-  assert(start >= 0 && start <= l.length && num_tokens >= 1 && !staged->active);
+  assert(start == 0 || (start >= first_token(layer) && start <= l.length));
+  assert(num_tokens >= 1 && !staged->active);
   const int64_t fresh = BlocksToStage(layer, start, num_tokens);
   staged->fresh.resize(fresh);
   if (!pool_->Allocate(&account_, fresh, staged->fresh.data())) return false;
@@ -78,6 +81,7 @@ void SessionCache::Commit(StagedAppend* staged) {
     pool_->Unref(&account_, Entries(l, staged->first_fresh, old_blocks));
   }
   std::copy(staged->fresh.begin(), staged->fresh.end(), table + staged->first_fresh * num_kv_heads_);
+  if (staged->start == 0) l.first_block = 0;
   SetLength(&l, staged->length());
   *staged = StagedAppend();
 }
@@ -113,7 +117,7 @@ void SessionCache::ShareFrom(const SessionCache& from, int64_t length) {
     const Layer& source = from.layers_[i];
     const int64_t tokens = std::min<int64_t>(length, source.length);
     if (tokens == 0) continue;
-    assert(tokens > from.first_token(static_cast<int>(i)));
+    assert(tokens >= from.first_token(static_cast<int>(i)));
     const absl::Span<const BlockId> ids = Entries(source, 0, BlockCount(tokens));
     pool_->Ref(&account_, ids);
     Grow(&layers_[i], BlockCount(tokens));

@@ -60,8 +60,8 @@ class SessionCache {
 
   // Blocks that `tokens` of one layer take, all kv heads together.
   int64_t BlocksFor(int64_t tokens) const;
-  // Blocks that the session would hold with `layer` at `tokens`.
-  int64_t BlocksWith(int layer, int64_t tokens) const;
+  // Blocks that the session would hold once tokens [start, start + num_tokens) are the layer's last.
+  int64_t BlocksWith(int layer, int64_t start, int64_t num_tokens) const;
 
   // Reserves memory for `tokens` of every layer. REQUIRES: nothing was stored or reserved.
   bool Reserve(int64_t tokens);
@@ -69,7 +69,7 @@ class SessionCache {
   // Blocks that Stage would allocate.
   int64_t BlocksToStage(int layer, int64_t start, int64_t num_tokens) const;
   // Takes the memory; false (and nothing changed) when there is none.
-  // REQUIRES: 0 <= start <= length(layer), num_tokens >= 1, nothing else is staged.
+  // REQUIRES: start is 0 or first_token(layer) <= start <= length(layer), num_tokens >= 1, nothing else is staged.
   bool Stage(int layer, int64_t start, int64_t num_tokens, StagedAppend* staged);
   void Commit(StagedAppend* staged);
   void Abort(StagedAppend* staged);
@@ -81,7 +81,7 @@ class SessionCache {
 
   // Makes this cache hold the first `length` tokens of every layer of `from` (of a shorter layer, all). O(blocks).
   // REQUIRES: this one is empty, `from` has equal shapes, the same pool and, in each layer, its tokens before `length`
-  // start before it: length is 0 or > first_token.
+  // start before it: length is 0 or >= first_token.
   void ShareFrom(const SessionCache& from, int64_t length);
   // Row i gets the tokens that row sources[i] had before the call. O(blocks).
   // REQUIRES: equal shapes, the same pool, distinct rows of which nothing is staged.

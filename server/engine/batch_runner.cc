@@ -48,6 +48,12 @@ void WriteBlockRows(SegmentRun* run, int64_t begin, int64_t end, int head) {
 
 }  // namespace
 
+int64_t VisibleKeys(const SoftmaxOptions& softmax, int64_t num_queries, int64_t num_keys) {
+  // A row that is not causal sees beyond itself, and may be far from the end.
+  if (softmax.window == 0 || !softmax.causal) return num_keys;
+  return std::min(num_keys, num_queries + std::min(num_keys, softmax.window - 1));
+}
+
 double EstimateAttendUs(const KvShape& shape, const HeadCounts& heads, int64_t num_queries, int64_t num_keys) {
   const double dims = shape.head_dim + shape.value_dim;
   const double bytes = dims * num_keys * heads.num_kv_heads * static_cast<double>(KvElementBytes(shape.dtype));
@@ -125,7 +131,8 @@ void BatchRunner::Attend(absl::Span<const ChunkWork> chunks) {
       work.weights = piece->weights.data();
       ++piece;
     }
-    estimated_us_ += EstimateAttendUs(work.shape, work.heads, work.num_queries, work.num_keys);
+    estimated_us_ += EstimateAttendUs(work.shape, work.heads, work.num_queries,
+                                      VisibleKeys(work.softmax, work.num_queries, work.num_keys));
     batch_.Add(work);
   }
   const int tasks = batch_.Plan();

@@ -47,7 +47,9 @@ struct SessionInfo {
   std::string session_id;
   SessionConfig config;
   std::vector<int64_t> layer_lengths;
+  std::vector<int64_t> layer_first_tokens;  // oldest token still held, by layer
   int64_t used_bytes = 0;
+  int64_t spilled_bytes = 0;  // of its file, while it is on disk
   int64_t reserved_bytes = 0;
   absl::Time create_time;
   absl::Duration idle_time;
@@ -143,8 +145,13 @@ class EngineObserver {
   virtual void OnBatch(int /*segments*/, int64_t /*tokens*/, int64_t /*kv_bytes_read*/) {}
   virtual void OnRejected(absl::string_view /*reason*/) {}
   virtual void OnCancelled(CancelStage) {}
-  virtual void OnSessionCreated() {}
-  virtual void OnSessionClosed(absl::string_view /*reason: closed, expired, evicted*/) {}
+  enum class Origin { kCreate, kFork, kImport, kRestore };  // restore: of a file of an earlier process
+  virtual void OnSessionCreated(Origin) {}
+  virtual void OnSessionClosed(absl::string_view /*reason: closed, expired, evicted, lost*/) {}
+  // A session went to or came from a snapshot, all of it. drain: into --snapshot_on_drain.
+  enum class SnapshotOp { kExport, kImport, kSpill, kRestore, kDrain };
+  virtual void OnSnapshot(SnapshotOp, int64_t /*bytes*/, absl::Duration) {}
+  virtual void OnSnapshotFailed(SnapshotOp) {}
 };
 
 struct EngineOptions {
@@ -158,6 +165,10 @@ struct EngineOptions {
   int64_t prefill_chunk_tokens = 256;                         // most prefill tokens computed in one batch
   // About as long the prefills of a batch take together (but at least a few tokens are computed).
   absl::Duration prefill_chunk_time = absl::InfiniteDuration();
+  // When memory is short, sessions that have been idle longest make room: dropped, or moved to spill_dir if it is
+  // named.
+  bool evict_lru = false;
+  std::string spill_dir;
   int64_t max_attend_bytes = 0;  // scratch for stateless calls; 0: an eighth of kv_cache_bytes
   // Tests only.
   bool poison_cache = false;                   // fills new and freed blocks with NaN
@@ -170,9 +181,12 @@ struct EngineStats {
   int64_t queue_depth = 0, queue_limit = 0;  // requests
   int64_t queue_tokens = 0, queue_tokens_limit = 0;
   int64_t capacity_bytes = 0, reserved_bytes = 0, used_bytes = 0, shared_bytes = 0, spilled_bytes = 0;
-  int64_t cache_tokens = 0;  // tokens of the longest layer, summed over sessions
+  int64_t sessions_spilled = 0;  // of the active ones
+  int64_t cache_tokens = 0;      // tokens of the longest layer, summed over sessions
   bool draining = false;
 };
+
+using SessionDone = absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)>;
 
 struct CapacityEstimate {
   int64_t bytes_per_token = 0;
@@ -186,12 +200,22 @@ class Engine {
   virtual ~Engine();  // drains nothing: queued work is completed with UNAVAILABLE
 
   // The kernels of a new shape are generated first, so the answer can take milliseconds and comes by completion.
-  virtual void CreateSession(SessionConfig config, absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)> done) = 0;
+  virtual void CreateSession(SessionConfig config, SessionDone done) = 0;
   virtual void Submit(StepTask task) = 0;
   virtual void SubmitAttend(AttendTask task) = 0;
-  // Completes once no earlier queued step of the session is left.
-  virtual void RewindSession(std::string session_id, int64_t length,
-                             absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)> done) = 0;
+  // These come behind the queued steps of the sessions that they name. After an error every session is as it was.
+  //
+  // INVALID_ARGUMENT (BAD_POSITION), FAILED_PRECONDITION (TOKENS_FREED).
+  virtual void RewindSession(std::string session_id, int64_t length, SessionDone done) = 0;
+  // A new session with the first `length` tokens of each layer (none: all), of the same configuration but for
+  // reserve_tokens, which are 0. As RewindSession, and RESOURCE_EXHAUSTED (SESSION_LIMIT).
+  virtual void ForkSession(std::string session_id, std::optional<int64_t> length, SessionDone done) = 0;
+  // Session i takes the tokens that session sources[i] has; answers the length of each one's longest layer. All or
+  // nothing. The configurations may differ in max_tokens, ttl and reserve_tokens alone. What a session reserved and
+  // does not hold stays reserved, but for what others keep of the blocks that it gives up.
+  // INVALID_ARGUMENT (BAD_SHAPE, DUPLICATE_SESSION, BAD_CONFIG), FAILED_PRECONDITION (TOO_LONG).
+  virtual void ReorderSessions(std::vector<std::string> session_ids, std::vector<int> sources,
+                               absl::AnyInvocable<void(absl::StatusOr<std::vector<int64_t>>)> done) = 0;
   virtual absl::StatusOr<SessionInfo> GetSession(absl::string_view session_id) = 0;
   // Up to `limit` sessions with sequence > after.
   virtual std::vector<SessionInfo> ListSessions(uint64_t after, int limit) = 0;

@@ -8,6 +8,7 @@
 #include "server/engine/engine_impl.h"
 #include "server/engine/errors.h"
 #include "server/engine/step_plan.h"
+#include "server/engine/window.h"
 
 namespace attnd {
 namespace {
@@ -156,7 +157,7 @@ void EngineImpl::FormBatch(Afterwards* after) {
   for (const Scheduler::Chunk& chunk : batch.chunks) {
     Job* const job = jobs_.find(chunk.id)->second.get();
     if (!job->started) StartJob(job, now);
-    if (job->AllFailed() || job->kind == Job::Kind::kRewind) {
+    if (job->AllFailed() || job->kind == Job::Kind::kMove) {
       scheduler_.Finish(job->id);
       FinishJob(job, absl::OkStatus(), after);
       continue;
@@ -188,12 +189,10 @@ void EngineImpl::StartJob(Job* job, absl::Time now) {
       continue;
     }
     session.running = run.entered = true;
-    if (job->kind == Job::Kind::kRewind) {
-      run.status = CutSession(&session, job->rewind_length);
-    } else {
-      run.status = StageSegment(job->step.layer, job->step.segments[i], *pool_, &run);
-    }
+    if (job->kind != Job::Kind::kStep) continue;
+    run.status = StageSegment(job->step.layer, job->step.segments[i], *pool_, &run);
   }
+  if (job->kind == Job::Kind::kMove) job->move_status = Move(job);
 }
 
 // The part [begin, end) of the job's tokens, by runs.
@@ -244,7 +243,7 @@ void EngineImpl::FinishJob(Job* job, absl::Status status, Afterwards* after) {
       SessionCache& cache = run.session->cache;
       if (status.ok() && run.status.ok() && job->kind == Job::Kind::kStep) {
         outcome.start_position = run.first_position;
-        if (run.staged.active) cache.Commit(&run.staged);
+        if (run.staged.active) CommitAndFree(&run);
         outcome.length = cache.length(job->step.layer);
       } else {
         cache.Abort(&run.staged);
@@ -253,14 +252,7 @@ void EngineImpl::FinishJob(Job* job, absl::Status status, Afterwards* after) {
     if (run.in_lane) LeaveSession(&run, now, after);
     outcomes.push_back(std::move(outcome));
   }
-  if (job->kind == Job::Kind::kRewind) {
-    status.Update(job->runs[0].status);
-    if (status.ok()) {
-      job->rewind_result = Describe(*job->runs[0].session);
-    } else {
-      job->rewind_result = status;
-    }
-  }
+  status.Update(job->move_status);
   const auto it = jobs_.find(job->id);
   std::unique_ptr<Job> owned = std::move(it->second);
   jobs_.erase(it);
@@ -319,8 +311,8 @@ void EngineImpl::CompleteJob(Job* job, absl::Status status, std::vector<SegmentO
     Reject(status);
   }
   switch (job->kind) {
-    case Job::Kind::kRewind:
-      return job->rewind_done(std::move(job->rewind_result));
+    case Job::Kind::kMove:
+      return job->move_done(std::move(status));
     case Job::Kind::kAttend:
       status.Update(job->runs[0].status);
       return job->attend.done(std::move(status), queue_time, job->compute_time);

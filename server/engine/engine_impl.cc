@@ -131,7 +131,7 @@ void EngineImpl::CreateSession(SessionConfig config, SessionDone done) {
     if (draining_) {
       result = UnavailableError();
     } else if (prepared_shapes_.contains(ShapeKey(model->config.shape))) {
-      result = OpenSession(std::move(model));
+      result = OpenAndDescribe(std::move(model));
     } else {
       creates_.push_back({std::move(model), std::move(done)});
       if (!busy_) work_cv_.Signal();
@@ -139,7 +139,7 @@ void EngineImpl::CreateSession(SessionConfig config, SessionDone done) {
     }
   }
   if (result.ok()) {
-    observer_->OnSessionCreated();
+    observer_->OnSessionCreated(EngineObserver::Origin::kCreate);
   } else {
     Reject(result.status());
   }
@@ -157,11 +157,11 @@ void EngineImpl::PrepareAndCreate(std::vector<PendingCreate> creates) {
       if (abandoned_) {
         result = UnavailableError();
       } else {
-        result = OpenSession(std::move(create.model));
+        result = OpenAndDescribe(std::move(create.model));
       }
     }
     if (result.ok()) {
-      observer_->OnSessionCreated();
+      observer_->OnSessionCreated(EngineObserver::Origin::kCreate);
     } else {
       Reject(result.status());
     }
@@ -169,7 +169,13 @@ void EngineImpl::PrepareAndCreate(std::vector<PendingCreate> creates) {
   }
 }
 
-absl::StatusOr<SessionInfo> EngineImpl::OpenSession(std::shared_ptr<const SessionModel> model) {
+absl::StatusOr<SessionInfo> EngineImpl::OpenAndDescribe(std::shared_ptr<const SessionModel> model) {
+  const absl::StatusOr<SessionPtr> session = OpenSession(std::move(model));
+  if (!session.ok()) return session.status();
+  return Describe(**session);
+}
+
+absl::StatusOr<EngineImpl::SessionPtr> EngineImpl::OpenSession(std::shared_ptr<const SessionModel> model) {
   if (sessions_.size() >= options_.max_sessions) {
     return MakeError(absl::StatusCode::kResourceExhausted, "SESSION_LIMIT",
                      absl::StrCat("there are ", sessions_.size(), " sessions; the limit is ", options_.max_sessions),
@@ -195,7 +201,7 @@ absl::StatusOr<SessionInfo> EngineImpl::OpenSession(std::shared_ptr<const Sessio
   sessions_.Insert(session, now);
   stat_sessions_ = sessions_.size();
   WakeReaper();
-  return Describe(*session);
+  return session;
 }
 
 absl::StatusOr<EngineImpl::SessionPtr> EngineImpl::FindSession(absl::string_view text) {
@@ -209,7 +215,10 @@ SessionInfo EngineImpl::Describe(const Session& session) const {
   info.session_id = FormatSessionId(session.id);
   info.config = session.model->config;
   info.layer_lengths.reserve(session.cache.num_layers());
-  for (int i = 0; i < session.cache.num_layers(); i++) info.layer_lengths.push_back(session.cache.length(i));
+  for (int i = 0; i < session.cache.num_layers(); i++) {
+    info.layer_lengths.push_back(session.cache.length(i));
+    info.layer_first_tokens.push_back(session.cache.first_token(i));
+  }
   info.used_bytes = session.cache.used_bytes();
   info.reserved_bytes = session.cache.reserved_bytes();
   info.create_time = session.create_time;
@@ -267,17 +276,6 @@ void EngineImpl::ReleaseBlocks(const SessionPtr& session) {
     absl::MutexLock lock(&mutex_);
     if (session->cache.Release(kReleaseBlocks)) return;
   }
-}
-
-absl::Status EngineImpl::CutSession(Session* session, int64_t length) {
-  SessionCache& cache = session->cache;
-  if (length < 0 || length > cache.longest()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_POSITION",
-                     absl::StrCat("cannot cut to ", length, " tokens: the longest layer has ", cache.longest()),
-                     {{"length", absl::StrCat(cache.longest())}});
-  }
-  for (int layer = 0; layer < cache.num_layers(); layer++) cache.Truncate(layer, length);
-  return absl::OkStatus();
 }
 
 void EngineImpl::WakeReaper() {

@@ -25,6 +25,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "server/cache/block_pool.h"
 #include "server/engine/batch_runner.h"
 #include "server/engine/chunk_budget.h"
@@ -42,11 +43,13 @@ class EngineImpl final : public Engine {
   EngineImpl(const EngineOptions& options, EngineObserver* observer, std::unique_ptr<BlockPool> pool);
   ~EngineImpl() override;
 
-  void CreateSession(SessionConfig config, absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)> done) override;
+  void CreateSession(SessionConfig config, SessionDone done) override;
   void Submit(StepTask task) override;
   void SubmitAttend(AttendTask task) override;
-  void RewindSession(std::string session_id, int64_t length,
-                     absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)> done) override;
+  void RewindSession(std::string session_id, int64_t length, SessionDone done) override;
+  void ForkSession(std::string session_id, std::optional<int64_t> length, SessionDone done) override;
+  void ReorderSessions(std::vector<std::string> session_ids, std::vector<int> sources,
+                       absl::AnyInvocable<void(absl::StatusOr<std::vector<int64_t>>)> done) override;
   absl::StatusOr<SessionInfo> GetSession(absl::string_view session_id) override;
   std::vector<SessionInfo> ListSessions(uint64_t after, int limit) override;
   absl::StatusOr<bool> CloseSession(absl::string_view session_id) override;
@@ -57,7 +60,6 @@ class EngineImpl final : public Engine {
 
  private:
   using SessionPtr = std::shared_ptr<Session>;
-  using SessionDone = absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)>;
 
   // What is to be done once the mutex is released: completions to call and sessions whose blocks are to be freed.
   struct Afterwards {
@@ -78,14 +80,26 @@ class EngineImpl final : public Engine {
   };
 
   // sessions
-  absl::StatusOr<SessionInfo> OpenSession(std::shared_ptr<const SessionModel> model)
+  absl::StatusOr<SessionPtr> OpenSession(std::shared_ptr<const SessionModel> model)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<SessionInfo> OpenAndDescribe(std::shared_ptr<const SessionModel> model)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<SessionPtr> FindSession(absl::string_view id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   SessionInfo Describe(const Session& session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseBlocks(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status CutSession(Session* session, int64_t length) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WakeReaper() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReaperLoop() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // moves (session_moves.cc)
+  using Sessions = absl::Span<const SessionPtr>;
+  // Calls `move` for the open sessions of these ids, with the mutex held, once no earlier queued job of theirs is left:
+  // at once, if there is none. Then `done`, without the mutex. REQUIRES: the ids are distinct.
+  void MoveSessions(absl::Span<const std::string> ids, absl::AnyInvocable<absl::Status(Sessions)> move,
+                    absl::AnyInvocable<void(absl::Status)> done) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The job's turn has come.
+  absl::Status Move(Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<SessionPtr> Fork(const Session& parent, std::optional<int64_t> length)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // submission
   absl::Status CheckAccepting(int64_t tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

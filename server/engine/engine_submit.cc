@@ -81,7 +81,8 @@ bool EngineImpl::MayComputeHere(const Job& job) const {
   for (const SegmentRun& run : job.runs) {
     if (run.session == nullptr || !run.status.ok()) continue;
     const int64_t keys = run.session->cache.length(job.step.layer) + run.num_tokens;
-    us += EstimateAttendUs(run.layout->shape, run.heads, run.num_tokens, keys);
+    us +=
+        EstimateAttendUs(run.layout->shape, run.heads, run.num_tokens, VisibleKeys(run.softmax, run.num_tokens, keys));
   }
   return us < kComputeHereUs;
 }
@@ -167,33 +168,6 @@ void EngineImpl::SubmitAttend(AttendTask task) {
   }
   Reject(status);
   task.done(status, absl::ZeroDuration(), absl::ZeroDuration());
-}
-
-void EngineImpl::RewindSession(std::string session_id, int64_t length, SessionDone done) {
-  absl::StatusOr<SessionInfo> result;
-  {
-    absl::MutexLock lock(&mutex_);
-    absl::StatusOr<SessionPtr> found = FindSession(session_id);
-    absl::Status status = found.status();
-    if (status.ok()) status = CheckAccepting(0);
-    if (status.ok() && (*found)->pending > 0) {  // behind its queued steps
-      auto job = std::make_unique<Job>();
-      job->kind = Job::Kind::kRewind;
-      job->rewind_length = length;
-      job->rewind_done = std::move(done);
-      job->runs.emplace_back().session = *std::move(found);
-      return Enqueue(std::move(job), 0);
-    }
-    if (status.ok()) status = CutSession(found->get(), length);
-    if (status.ok()) {
-      sessions_.Touch(found->get(), absl::Now());
-      result = Describe(**found);
-    } else {
-      result = status;
-    }
-  }
-  Reject(result.status());
-  done(std::move(result));
 }
 
 }  // namespace attnd

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "kernels/attention.h"
 #include "kernels/block_layout.h"
 #include "kernels/types.h"
@@ -69,9 +70,11 @@ struct SegmentRun {
     if (kv_rows == 0) return 0;
     return session != nullptr && softmax.causal ? end : kv_rows;
   }
+  // Null: freed, since the layer's window has passed it.
   std::byte* Block(int64_t index, int head) const {
     if (session == nullptr) return scratch + (index * heads.num_kv_heads + head) * layout->block_bytes;
-    return session->cache.Address(session->cache.block(staged, index, head));
+    const BlockId id = session->cache.block(staged, index, head);
+    return id == kNoBlock ? nullptr : session->cache.Address(id);
   }
   // The run's queries [begin, end), with every key that they may see. `blocks` as AttentionWork::blocks.
   AttentionWork Work(int64_t begin, int64_t end, const std::byte* const* blocks) const;
@@ -89,7 +92,8 @@ struct FreeDeleter {
 };
 
 struct Job {
-  enum class Kind { kStep, kAttend, kRewind };
+  // A move takes no time and no tokens: bookkeeping between the steps of its sessions, such as a fork.
+  enum class Kind { kStep, kAttend, kMove };
 
   uint64_t id = 0;
   Kind kind = Kind::kStep;
@@ -97,15 +101,16 @@ struct Job {
   bool prefill = false;
   absl::Time deadline = absl::InfiniteFuture();
   std::shared_ptr<CancelToken> cancel;
-  std::vector<SegmentRun> runs;  // a rewind has one, for its session
+  std::vector<SegmentRun> runs;  // of a move: one a session
 
   StepTask step;
   AttendTask attend;
   std::optional<BlockLayout> attend_layout;
   std::unique_ptr<std::byte, FreeDeleter> attend_blocks;
-  int64_t rewind_length = 0;
-  absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)> rewind_done;
-  absl::StatusOr<SessionInfo> rewind_result;
+  // Called with the engine's mutex held, when no earlier job of the sessions is left.
+  absl::AnyInvocable<absl::Status(absl::Span<const std::shared_ptr<Session>>)> move;
+  absl::AnyInvocable<void(absl::Status)> move_done;
+  absl::Status move_status;
 
   bool started = false;
   bool in_batch = false;  // being computed now, without the mutex

@@ -22,12 +22,13 @@ void Scheduler::Add(Item item) {
   queued_items_++;
   queued_tokens_ += entry->item.tokens;
   if (entry->item.prefill) prefill_tokens_left_ += entry->item.tokens;
+  if (entry->item.held) entry->waits_for++;
   for (const uint64_t lane_id : entry->item.lanes) {
     Lane& lane = lanes_[lane_id];
-    if (!lane.empty()) entry->lanes_ahead++;
+    if (!lane.empty()) entry->waits_for++;
     lane.push_back(entry);
   }
-  if (entry->lanes_ahead == 0) MakeReady(entry);
+  if (entry->waits_for == 0) MakeReady(entry);
 }
 
 void Scheduler::MakeReady(Entry* entry) { (entry->item.prefill ? prefills_ : decodes_).push_back(entry); }
@@ -122,12 +123,37 @@ void Scheduler::Start(Entry* entry) {
   running_scratch_bytes_ += entry->item.scratch_bytes;
 }
 
+void Scheduler::PutOnHold(uint64_t id) {
+  Entry* const entry = items_.find(id)->second.get();
+  assert(entry->started && !entry->item.held && entry->waits_for == 0);
+  MakeUnready(entry);
+  entry->started = false;
+  queued_items_++;
+  queued_tokens_ += entry->item.tokens;
+  running_scratch_bytes_ -= entry->item.scratch_bytes;
+  if (entry->item.prefill) prefill_tokens_left_ += entry->done_tokens;
+  entry->done_tokens = 0;
+  entry->item.held = true;
+  entry->waits_for = 1;
+}
+
+void Scheduler::Release(uint64_t id) {
+  Entry* const entry = items_.find(id)->second.get();
+  assert(entry->item.held);
+  entry->item.held = false;
+  if (--entry->waits_for == 0) MakeReady(entry);
+}
+
+void Scheduler::MakeUnready(Entry* entry) {
+  std::deque<Entry*>& ready = entry->item.prefill ? prefills_ : decodes_;
+  ready.erase(std::remove(ready.begin(), ready.end(), entry), ready.end());
+}
+
 void Scheduler::Finish(uint64_t id) {
   const auto it = items_.find(id);
   assert(it != items_.end());
   Entry* const entry = it->second.get();
-  std::deque<Entry*>& ready = entry->item.prefill ? prefills_ : decodes_;
-  ready.erase(std::remove(ready.begin(), ready.end(), entry), ready.end());
+  MakeUnready(entry);
   Erase(entry);
 }
 
@@ -146,7 +172,7 @@ void Scheduler::Erase(Entry* entry) {
     lane.erase(std::find(lane.begin(), lane.end(), entry));
     if (lane.empty()) {
       lanes_.erase(it);
-    } else if (was_head && --lane.front()->lanes_ahead == 0) {
+    } else if (was_head && --lane.front()->waits_for == 0) {
       MakeReady(lane.front());
     }
   }

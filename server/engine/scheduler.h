@@ -11,6 +11,8 @@
 //   - Cancelled and expired items are dropped when a batch is formed, between the chunks of a prefill too.
 //   - The queue (items that have not started) is bounded in tokens and in items. An item larger than the token bound
 //     is taken when nothing else waits: it could never come in otherwise.
+//   - An item can be put on hold, when what it needs is on its way: it keeps its place in its lanes, holds up those
+//     behind it, and is not ready before it is released.
 //   - Items that need scratch memory start, in order, when theirs fits beside that of the running ones.
 #ifndef ATTND_SERVER_ENGINE_SCHEDULER_H_
 #define ATTND_SERVER_ENGINE_SCHEDULER_H_
@@ -42,6 +44,7 @@ class Scheduler {
     absl::InlinedVector<uint64_t, 1> lanes;  // distinct
     absl::Time deadline = absl::InfiniteFuture();
     int64_t scratch_bytes = 0;  // <= Limits::scratch_bytes
+    bool held = false;          // comes in on hold
   };
   struct Chunk {
     uint64_t id = 0;
@@ -76,6 +79,10 @@ class Scheduler {
   };
   // `work`: what the prefills of the batch may cost together.
   Batch Form(absl::Time now, double work, const Questions& ask);
+  // Puts an item back on hold whose first chunk (or whole) is in the batch just formed, as if it had not started.
+  void PutOnHold(uint64_t id);
+  // Ends an item's hold. REQUIRES: it is on hold.
+  void Release(uint64_t id);
   // Takes an item out, whatever its state: finished, failed or given up.
   void Finish(uint64_t id);
 
@@ -90,7 +97,7 @@ class Scheduler {
  private:
   struct Entry {
     Item item;
-    size_t lanes_ahead = 0;  // lanes in which others are ahead
+    size_t waits_for = 0;  // lanes in which others are ahead; one more on hold
     bool started = false;
     int64_t done_tokens = 0;
     Cost cost;  // of prefills, known from the start on
@@ -101,6 +108,7 @@ class Scheduler {
   static constexpr int64_t kMinChunkTokens = 64;  // of the budget of tokens
 
   void MakeReady(Entry* entry);
+  void MakeUnready(Entry* entry);
   bool DropIfStale(Entry* entry, absl::Time now, const Questions& ask, Batch* batch);
   // What is left of a batch's budgets, and an item's part of it.
   struct Budget {

@@ -15,7 +15,7 @@
 namespace attnd {
 
 // Why a session is gone; kNone while it is open.
-enum class GoneReason : uint8_t { kNone, kClosed, kExpired, kEvicted };
+enum class GoneReason : uint8_t { kNone, kClosed, kExpired, kEvicted, kLost };
 
 // What sessions of equal configuration share.
 struct SessionModel {

@@ -41,6 +41,9 @@ absl::Status SessionTable::GoneError(SessionId id, GoneReason reason) {
     case GoneReason::kEvicted:
       word = "EVICTED", what = "was evicted to make room";
       break;
+    case GoneReason::kLost:
+      return MakeError(absl::StatusCode::kDataLoss, "SPILL_DAMAGED",
+                       absl::StrCat("session ", FormatSessionId(id), " was on disk, and its file is damaged or gone"));
   }
   return MakeError(absl::StatusCode::kNotFound, word, absl::StrCat("session ", FormatSessionId(id), " ", what));
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/engine/errors.h"
+#include "server/engine/window.h"
 
 namespace attnd {
 namespace {
@@ -67,7 +68,7 @@ void FillRun(const StepTask& step, const StepSegment& segment, SegmentRun* run) 
   run->softmax.softmax_scale = config.softmax_scale;
   run->softmax.softcap = config.softcap;
   run->softmax.causal = config.causal;
-  run->softmax.window = config.layer_windows.empty() ? 0 : config.layer_windows[step.layer];
+  run->softmax.window = WindowOf(config, step.layer);
   run->softmax.alibi_slopes = config.alibi_slopes.empty() ? nullptr : config.alibi_slopes.data();
   run->softmax.sinks = config.sinks.empty() ? nullptr : config.sinks.data();
   run->mask = segment.mask;
@@ -183,7 +184,7 @@ absl::StatusOr<int64_t> AttendStart(const StepSegment& segment, int64_t length) 
 absl::Status WhyNoMemory(const SessionCache& cache, int layer, int64_t start, int64_t num_tokens,
                          const BlockPool& pool) {
   const int64_t block_bytes = static_cast<int64_t>(cache.block_bytes());
-  const int64_t total = cache.BlocksWith(layer, start + num_tokens) * block_bytes;
+  const int64_t total = cache.BlocksWith(layer, start, num_tokens) * block_bytes;
   if (total > pool.capacity_bytes()) {
     return TooManyTokens(StrCat("the session would need ", total, " bytes of cache, which has ", pool.capacity_bytes()),
                          total, pool.capacity_bytes());
@@ -207,6 +208,11 @@ absl::Status StageSegment(int layer, const StepSegment& segment, const BlockPool
   const bool appends = run->kv_rows > 0;
   const absl::StatusOr<int64_t> start = appends ? AppendStart(segment, length) : AttendStart(segment, length);
   if (!start.ok()) return start.status();
+  // An append at 0 needs nothing that was there before.
+  if (!appends || *start > 0) {
+    const absl::Status held = CheckHeld(*run->session, layer, *start);
+    if (!held.ok()) return held;
+  }
   run->first_position = run->kv_start = *start;
   run->mask.first_key = *start;
   if (!appends) {

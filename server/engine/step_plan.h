@@ -20,8 +20,8 @@ absl::Status ValidateStepForm(const StepTask& step);
 absl::Status ValidateStepShapes(const StepTask& step, int64_t capacity_bytes, absl::Span<SegmentRun> runs);
 
 // When the step starts: decides where the segment's tokens go and takes the memory for them.
-// FAILED_PRECONDITION (BAD_POSITION, with the layer's length), RESOURCE_EXHAUSTED (TOO_MANY_TOKENS, CACHE_FULL).
-// REQUIRES: the engine's mutex is held.
+// FAILED_PRECONDITION (BAD_POSITION, with the layer's length; TOKENS_FREED), RESOURCE_EXHAUSTED (TOO_MANY_TOKENS,
+// CACHE_FULL). REQUIRES: the engine's mutex is held.
 absl::Status StageSegment(int layer, const StepSegment& segment, const BlockPool& pool, SegmentRun* run);
 
 // BAD_CONFIG, or OK.

@@ -22,7 +22,8 @@ using A = v1::Attention;
 using RawService = A::WithRawCallbackMethod_Attend<A::WithRawCallbackMethod_CreateSession<
     A::WithRawCallbackMethod_Step<A::WithRawCallbackMethod_StepStream<A::WithRawCallbackMethod_RewindSession<
         A::WithRawCallbackMethod_GetSession<A::WithRawCallbackMethod_ListSessions<
-            A::WithRawCallbackMethod_CloseSession<A::WithRawCallbackMethod_GetServerInfo<A::Service>>>>>>>>>;
+            A::WithRawCallbackMethod_CloseSession<A::WithRawCallbackMethod_GetServerInfo<
+                A::WithRawCallbackMethod_ForkSession<A::WithRawCallbackMethod_ReorderSessions<A::Service>>>>>>>>>>>;
 
 class Service final : public RawService {
  public:
@@ -45,6 +46,12 @@ class Service final : public RawService {
   }
   grpc::ServerUnaryReactor* RewindSession(Context* context, const Bytes* in, Bytes* out) override {
     return StartCall<RewindSessionCall>(state_, context, in, out);
+  }
+  grpc::ServerUnaryReactor* ForkSession(Context* context, const Bytes* in, Bytes* out) override {
+    return StartCall<ForkSessionCall>(state_, context, in, out);
+  }
+  grpc::ServerUnaryReactor* ReorderSessions(Context* context, const Bytes* in, Bytes* out) override {
+    return StartCall<ReorderSessionsCall>(state_, context, in, out);
   }
   grpc::ServerUnaryReactor* GetSession(Context* context, const Bytes* in, Bytes* out) override {
     return StartCall<GetSessionCall>(state_, context, in, out);

@@ -104,8 +104,10 @@ void ToProto(const SessionInfo& info, v1::Session* out) {
   out->set_session_id(info.session_id);
   ToProto(info.config, out->mutable_config());
   out->mutable_layer_lengths()->Assign(info.layer_lengths.begin(), info.layer_lengths.end());
+  out->mutable_layer_first_tokens()->Assign(info.layer_first_tokens.begin(), info.layer_first_tokens.end());
   const auto longest = std::max_element(info.layer_lengths.begin(), info.layer_lengths.end());
   out->set_length(longest == info.layer_lengths.end() ? 0 : *longest);
+  out->set_spilled_bytes(info.spilled_bytes);
   out->set_used_bytes(info.used_bytes);
   out->set_reserved_bytes(info.reserved_bytes);
   *out->mutable_create_time() = ToProtoTimestamp(info.create_time);

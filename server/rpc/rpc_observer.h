@@ -15,14 +15,18 @@ enum class RpcMethod {
   kStep,
   kStepStream,
   kRewindSession,
+  kForkSession,
+  kReorderSessions,
+  kExportSession,
+  kImportSession,
   kGetSession,
   kListSessions,
   kCloseSession,
   kGetServerInfo,
 };
-inline constexpr absl::string_view kRpcMethodNames[] = {"Attend",       "CreateSession", "Step",
-                                                        "StepStream",   "RewindSession", "GetSession",
-                                                        "ListSessions", "CloseSession",  "GetServerInfo"};
+inline constexpr absl::string_view kRpcMethodNames[] = {
+    "Attend",        "CreateSession", "Step",       "StepStream",   "RewindSession", "ForkSession",  "ReorderSessions",
+    "ExportSession", "ImportSession", "GetSession", "ListSessions", "CloseSession",  "GetServerInfo"};
 
 class RpcObserver {
  public:

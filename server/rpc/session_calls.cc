@@ -1,5 +1,6 @@
 #include "server/rpc/session_calls.h"
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,25 @@ void RewindSessionCall::Handle() {
     if (info.ok()) ToProto(*info, &response());
     FinishWith(info.status());
   });
+}
+
+void ForkSessionCall::Handle() {
+  const absl::StatusOr<std::optional<int64_t>> length = CheckFork(request());
+  if (!length.ok()) return FinishWith(length.status());
+  engine().ForkSession(request().session_id(), *length, [this](absl::StatusOr<SessionInfo> info) {
+    if (info.ok()) ToProto(*info, &response());
+    FinishWith(info.status());
+  });
+}
+
+void ReorderSessionsCall::Handle() {
+  if (absl::Status status = CheckReorder(request()); !status.ok()) return FinishWith(status);
+  engine().ReorderSessions({request().session_ids().begin(), request().session_ids().end()},
+                           {request().sources().begin(), request().sources().end()},
+                           [this](absl::StatusOr<std::vector<int64_t>> lengths) {
+                             if (lengths.ok()) response().mutable_lengths()->Assign(lengths->begin(), lengths->end());
+                             FinishWith(lengths.status());
+                           });
 }
 
 void GetSessionCall::Handle() {

@@ -25,6 +25,24 @@ class RewindSessionCall final : public UnaryCall<v1::RewindSessionRequest, v1::S
   void Handle() override;
 };
 
+class ForkSessionCall final : public UnaryCall<v1::ForkSessionRequest, v1::Session> {
+ public:
+  ForkSessionCall(ServiceState* state, grpc::CallbackServerContext* context)
+      : UnaryCall(state, RpcMethod::kForkSession, context) {}
+
+ private:
+  void Handle() override;
+};
+
+class ReorderSessionsCall final : public UnaryCall<v1::ReorderSessionsRequest, v1::ReorderSessionsResponse> {
+ public:
+  ReorderSessionsCall(ServiceState* state, grpc::CallbackServerContext* context)
+      : UnaryCall(state, RpcMethod::kReorderSessions, context) {}
+
+ private:
+  void Handle() override;
+};
+
 class GetSessionCall final : public UnaryCall<v1::GetSessionRequest, v1::Session> {
  public:
   GetSessionCall(ServiceState* state, grpc::CallbackServerContext* context)

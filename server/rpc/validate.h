@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -39,6 +40,10 @@ bool StepAnswerMayExceed(const StepTask& task, int64_t max_answer_bytes);
 absl::StatusOr<SessionConfig> MakeSessionConfig(const v1::SessionConfig& config);
 
 absl::Status CheckSessionId(absl::string_view session_id);
+
+// The length to fork at, if one is given.
+absl::StatusOr<std::optional<int64_t>> CheckFork(const v1::ForkSessionRequest& request);
+absl::Status CheckReorder(const v1::ReorderSessionsRequest& request);
 
 struct Page {
   uint64_t after = 0;

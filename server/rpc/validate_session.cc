@@ -92,6 +92,31 @@ absl::Status CheckSessionId(absl::string_view session_id) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::optional<int64_t>> CheckFork(const v1::ForkSessionRequest& request) {
+  if (absl::Status status = CheckSessionId(request.session_id()); !status.ok()) return status;
+  if (!request.has_length()) return std::optional<int64_t>();
+  if (request.length() < 0) {
+    return InvalidArgument("BAD_POSITION",
+                           absl::StrCat("length is ", request.length(), ", but must be >= 0 (leave it unset for all)"));
+  }
+  return std::optional<int64_t>(request.length());
+}
+
+absl::Status CheckReorder(const v1::ReorderSessionsRequest& request) {
+  if (request.session_ids_size() > kMaxSegments) {
+    return InvalidArgument("BAD_SHAPE", absl::StrCat("a reorder of ", request.session_ids_size(), " sessions; at most ",
+                                                     kMaxSegments, " are allowed"));
+  }
+  if (request.session_ids_size() != request.sources_size()) {
+    return InvalidArgument(
+        "BAD_SHAPE", absl::StrCat(request.sources_size(), " sources for ", request.session_ids_size(), " sessions"));
+  }
+  for (const std::string& id : request.session_ids()) {
+    if (absl::Status status = CheckSessionId(id); !status.ok()) return status;
+  }
+  return absl::OkStatus();  // the rest is the engine's to check
+}
+
 absl::StatusOr<Page> MakePage(const v1::ListSessionsRequest& request) {
   Page page;
   if (request.page_size() < 0) {

@@ -86,10 +86,6 @@ EngineOptions Options(int threads, int64_t chunk) {
   return options;
 }
 
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 std::string NameOf(KvDType dtype) {
   return dtype == KvDType::kF32 ? "F32" : dtype == KvDType::kBf16 ? "Bf16" : dtype == KvDType::kF16 ? "F16" : "Int8";
 }

@@ -99,6 +99,25 @@ absl::StatusOr<SessionInfo> Harness::Rewind(const std::string& id, int64_t lengt
   return promise.get_future().get();
 }
 
+absl::StatusOr<SessionInfo> Harness::TryFork(const std::string& id, std::optional<int64_t> length) {
+  std::promise<absl::StatusOr<SessionInfo>> promise;
+  engine->ForkSession(id, length, [&](absl::StatusOr<SessionInfo> info) { promise.set_value(std::move(info)); });
+  return promise.get_future().get();
+}
+
+std::string Harness::Fork(const std::string& id, std::optional<int64_t> length) {
+  const absl::StatusOr<SessionInfo> info = TryFork(id, length);
+  EXPECT_TRUE(info.ok()) << info.status();
+  return info.ok() ? info->session_id : "";
+}
+
+absl::StatusOr<std::vector<int64_t>> Harness::Reorder(std::vector<std::string> ids, std::vector<int> sources) {
+  std::promise<absl::StatusOr<std::vector<int64_t>>> promise;
+  engine->ReorderSessions(std::move(ids), std::move(sources),
+                          [&](absl::StatusOr<std::vector<int64_t>> lengths) { promise.set_value(std::move(lengths)); });
+  return promise.get_future().get();
+}
+
 int64_t Harness::Length(const std::string& id, int layer) {
   const absl::StatusOr<SessionInfo> info = engine->GetSession(id);
   EXPECT_TRUE(info.ok()) << info.status();
@@ -111,6 +130,10 @@ std::vector<float> RandomFloats(uint64_t seed, size_t count) {
   std::vector<float> out(count);
   for (float& x : out) x = normal(generator);
   return out;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 }  // namespace attnd

@@ -69,7 +69,16 @@ class CountingObserver : public EngineObserver {
   void OnCancelled(CancelStage stage) override {
     Count(stage == CancelStage::kQueued ? "cancelled queued" : "cancelled computing");
   }
-  void OnSessionCreated() override { Count("created"); }
+  void OnSessionCreated(Origin origin) override {
+    const char* const names[] = {"created", "forked", "imported", "restored"};
+    Count(names[static_cast<int>(origin)]);
+  }
+  void OnSnapshot(SnapshotOp op, int64_t, absl::Duration) override { Count(std::string("snapshot ") + OpName(op)); }
+  void OnSnapshotFailed(SnapshotOp op) override { Count(std::string("failed ") + OpName(op)); }
+  static const char* OpName(SnapshotOp op) {
+    const char* const names[] = {"export", "import", "spill", "restore", "drain"};
+    return names[static_cast<int>(op)];
+  }
   void OnSessionClosed(absl::string_view reason) override { Count(std::string(reason)); }
 
   int64_t operator[](const std::string& what) {
@@ -103,6 +112,9 @@ class Harness {
     return Step(MeanArgs(id, std::move(v), start, rewind));
   }
   absl::StatusOr<SessionInfo> Rewind(const std::string& id, int64_t length);
+  absl::StatusOr<SessionInfo> TryFork(const std::string& id, std::optional<int64_t> length = {});
+  std::string Fork(const std::string& id, std::optional<int64_t> length = {});
+  absl::StatusOr<std::vector<int64_t>> Reorder(std::vector<std::string> ids, std::vector<int> sources);
   int64_t Length(const std::string& id, int layer = 0);
   int64_t used_bytes() { return engine->stats().used_bytes; }
 
@@ -144,6 +156,7 @@ class Gate {
 };
 
 std::vector<float> RandomFloats(uint64_t seed, size_t count);
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b);
 
 }  // namespace attnd
 

@@ -2,9 +2,9 @@
 // ATTND_REWRITE=1 to have the expectations rewritten; look at the difference before keeping it.
 //
 //   limits queue_tokens=N queue_items=N chunk=N scratch=N
-//   add ID lanes=A,B tokens=N [prefill] [deadline=SECONDS] [scratch=N] [history=KEYS work_per_key=N]
+//   add ID lanes=A,B tokens=N [prefill] [held] [deadline=SECONDS] [scratch=N] [history=KEYS work_per_key=N]
 //   form now=SECONDS [work=N] [cancelled=ID,ID]
-//   finish ID
+//   hold ID | release ID | finish ID
 #include "server/engine/scheduler.h"
 
 #include <gtest/gtest.h>
@@ -83,6 +83,10 @@ class Interpreter {
       out = Form(c);
     } else if (c.name == "finish") {
       scheduler_->Finish(id);
+    } else if (c.name == "hold") {
+      scheduler_->PutOnHold(id);
+    } else if (c.name == "release") {
+      scheduler_->Release(id);
     } else {
       return absl::StrCat("unknown command: ", line, "\n");
     }
@@ -96,6 +100,7 @@ class Interpreter {
     item.id = id;
     item.tokens = c.Number("tokens", 1);
     item.prefill = c.args.count("prefill") > 0;
+    item.held = c.args.count("held") > 0;
     for (const uint64_t lane : c.List("lanes")) item.lanes.push_back(lane);
     item.deadline = Time(c.Number("deadline", 1 << 20));
     item.scratch_bytes = c.Number("scratch", 0);
