@@ -2,53 +2,16 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <map>
 #include <memory>
 #include <random>
 #include <tuple>
 #include <vector>
 
-#include "kernels/block_layout.h"
+#include "tests/unit/cache/cache_harness.h"
 
 namespace attnd {
 namespace {
-
-// The test's own block: a number per slot.
-constexpr size_t kBlockBytes = kBlockTokens * sizeof(int64_t);
-
-std::unique_ptr<BlockPool> MakePool(int64_t blocks) {
-  auto pool = BlockPool::Create({blocks * static_cast<int64_t>(kBlockBytes), true});
-  EXPECT_TRUE(pool.ok());
-  return *std::move(pool);
-}
-
-int64_t* Slots(const SessionCache& cache, BlockId id) { return reinterpret_cast<int64_t*>(cache.Address(id)); }
-
-// Writes `stamp` + position to every staged token, as the engine's compute thread would write K and V.
-void Write(const SessionCache& cache, const StagedAppend& staged, int heads, int64_t stamp) {
-  for (int h = 0; h < heads; h++) {
-    if (staged.copied_tokens > 0) {
-      std::memcpy(Slots(cache, cache.block(staged, staged.first_fresh, h)),
-                  Slots(cache, cache.block(staged.layer, staged.first_fresh, h)),
-                  staged.copied_tokens * sizeof(int64_t));
-    }
-    for (int64_t p = staged.start; p < staged.length(); p++) {
-      Slots(cache, cache.block(staged, p / kBlockTokens, h))[p % kBlockTokens] = stamp + p + h * 1000003;
-    }
-  }
-}
-
-int64_t Read(const SessionCache& cache, int layer, int64_t position, int head) {
-  return Slots(cache, cache.block(layer, position / kBlockTokens, head))[position % kBlockTokens];
-}
-
-void Append(SessionCache* cache, int layer, int64_t start, int64_t tokens, int heads, int64_t stamp) {
-  StagedAppend staged;
-  ASSERT_TRUE(cache->Stage(layer, start, tokens, &staged));
-  Write(*cache, staged, heads, stamp);
-  cache->Commit(&staged);
-}
 
 TEST(SessionCache, AppendsInPlaceAndOnlyThen) {
   auto pool = MakePool(100);
