@@ -1,4 +1,4 @@
-// attnctl session list | get | close.
+// attnctl session list | get | close | export | import.
 #include <iostream>
 #include <string>
 
@@ -6,14 +6,20 @@
 #include "absl/strings/str_join.h"
 #include "client/attnctl/commands.h"
 #include "client/attnctl/connection.h"
+#include "client/attnctl/transfer_command.h"
 
 namespace attnd::attnctl {
 namespace {
 
-constexpr char kSynopsis[] = "attnctl session list | get ID... | close ID... [FLAG...]";
+constexpr char kSynopsis[] =
+    "attnctl session list | get ID... | close ID... | export ID --output=FILE | import FILE [FLAG...]";
 constexpr char kSummary[] =
     "Lists the open sessions in the order of their creation, shows some, or closes some (closing a session that is\n"
-    "closed already is no error). Contents of a session are never shown.";
+    "closed already is no error). Contents of a session are never shown.\n"
+    "\n"
+    "export writes one to FILE, which has its name only once it is complete; import makes a new session from such a\n"
+    "file, of this server or of another, and prints its id. - is standard output or input:\n"
+    "  attnctl session export ID --output=- --server=A | attnctl session import - --server=B";
 
 int List(const Client& client, int64_t limit) {
   std::string token;
@@ -84,12 +90,15 @@ int RunSession(const Arguments& arguments) {
   tool::ConnectionFlags connection(&flags);
   int64_t limit = 1000;
   flags.Int("limit", &limit, 1, 1'000'000'000, "list: at most this many sessions");
+  std::string output;
+  flags.String("output", &output, "export: the file to write, or - for standard output");
   std::vector<std::string> words;
   if (auto exit = ParseOrExit(&flags, arguments, &words)) return *exit;
   const std::string verb = words.empty() ? "" : words[0];
-  if (verb != "list" && verb != "get" && verb != "close") {
+  const bool transfers = verb == "export" || verb == "import";
+  if (verb != "list" && verb != "get" && verb != "close" && !transfers) {
     std::cerr << "attnctl: session " << (verb.empty() ? "needs a verb" : "has no verb '" + verb + "'")
-              << ": list, get or close\n";
+              << ": list, get, close, export or import\n";
     return kUsage;
   }
   if ((verb == "list") != (words.size() == 1)) {
@@ -97,9 +106,17 @@ int RunSession(const Arguments& arguments) {
               << (verb == "list" ? " takes no '" + words[1] + "'" : " needs at least one session id") << "\n";
     return kUsage;
   }
+  if (transfers && (words.size() != 2 || (verb == "export") == output.empty())) {
+    std::cerr << "attnctl: session " << verb
+              << (verb == "export" ? " takes one session id and --output=FILE" : " takes one FILE and no --output")
+              << "\n";
+    return kUsage;
+  }
   absl::StatusOr<Client> client = Connect(connection);
   if (!client.ok()) return PrintError(client.status());
   if (verb == "list") return List(*client, limit);
+  if (verb == "export") return ExportSession(*client, words[1], output);
+  if (verb == "import") return ImportSession(*client, words[1]);
   return GetOrClose(*client, verb, {words.begin() + 1, words.end()});
 }
 
