@@ -127,6 +127,10 @@ absl::StatusOr<SessionInfo> Session::Rewind(int64_t length, const CallOptions& c
   return client_->RewindSession(id_, length, call);
 }
 
+absl::StatusOr<Session> Session::Fork(std::optional<int64_t> length, const CallOptions& call) const {
+  return client_->ForkSession(id_, length, call);
+}
+
 absl::StatusOr<bool> Session::Close(const CallOptions& call) { return client_->CloseSession(id_, call); }
 
 }  // namespace attnd::client
