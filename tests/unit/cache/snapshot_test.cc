@@ -1,15 +1,21 @@
 #include "server/cache/snapshot.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "tests/unit/cache/snapshot_harness.h"
 
 namespace attnd {
 namespace {
 
+constexpr KvShape kSmall = {2, 1, KvDType::kF32};
 constexpr KvDType kDTypes[] = {KvDType::kF32, KvDType::kBf16, KvDType::kF16, KvDType::kInt8};
 
 class SnapshotOfType : public testing::TestWithParam<KvDType> {};
@@ -42,6 +48,158 @@ TEST_P(SnapshotOfType, RestoresLayersOfUnequalLengthsAndWindows) {
     ExpectEqualSessions(session.get(), restored.session.get());
     EXPECT_EQ(restored.session->Snapshot(), session->Snapshot());
   }
+}
+
+TEST(Snapshot, S17OfAnEmptySessionIsAnEmptySession) {
+  auto session = MakeSession({kSmall, 1, {0}, {}}, 1);
+  const std::string bytes = session->Snapshot();
+  EXPECT_EQ(bytes.size(), 16u + 32u + 16u + 8u + 16u);
+  const Restored restored = Restore(bytes, 7);
+  ASSERT_TRUE(restored.status.ok()) << restored.status;
+  EXPECT_EQ(restored.session->cache.length(0), 0);
+  EXPECT_EQ(restored.session->cache.used_bytes(), 0);
+}
+
+TEST(Snapshot, MayBeCutAnywhere) {
+  auto session = MakeSession({{3, 2, KvDType::kF16}, 2, {65, 0, 3}, {}}, 1);
+  const std::string bytes = session->Snapshot("metadata");
+  for (size_t piece = 1; piece <= bytes.size() + 1; piece++) {
+    const Restored restored = Restore(bytes, piece);
+    ASSERT_TRUE(restored.status.ok()) << restored.status << " pieces of " << piece;
+    ASSERT_EQ(restored.header.metadata, "metadata");
+    ExpectEqualSessions(session.get(), restored.session.get());
+  }
+}
+
+// Several frames, and blocks that frames of the greatest size do not divide.
+TEST(Snapshot, MayBeCutAnywhereInLargeFrames) {
+  auto session = MakeSession({{256, 200, KvDType::kF32}, 3, {500}, {}}, 1);
+  const std::string bytes = session->Snapshot();
+  EXPECT_GT(bytes.size(), 2 * kMaxPieceBytes);
+  for (const size_t piece : {size_t{1009}, size_t{65536}, kMaxPieceBytes - 1, kMaxPieceBytes + 1, bytes.size()}) {
+    const Restored restored = Restore(bytes, piece);
+    ASSERT_TRUE(restored.status.ok()) << restored.status << " pieces of " << piece;
+    ExpectEqualSessions(session.get(), restored.session.get());
+  }
+}
+
+// Blocks are handed out full of NaN, are written in other steps, hold tokens that were cut off again, or are copies.
+TEST_P(SnapshotOfType, EqualSessionsGiveEqualBytesWhateverTheirMemoryHeld) {
+  const KvShape shape = {19, 67, GetParam()};
+  auto plain = MakeSession({shape, 2, {100, 65}, {}}, 1);
+  const std::string bytes = plain->Snapshot();
+
+  TestSession longer(shape, 2, 2);
+  std::mt19937_64 other(99);
+  for (const int layer : {0, 1}) longer.Append(layer, 500, &other);
+  for (const int layer : {0, 1}) longer.cache.Truncate(layer, 0);
+  std::mt19937_64 random(1);
+  for (const auto& [layer, tokens] : {std::pair(0, 33), {0, 67}, {1, 21}, {1, 44}})
+    longer.Append(layer, tokens, &random);
+  for (const int layer : {0, 1}) longer.Append(layer, 70, &other);
+  longer.cache.Truncate(0, 100);
+  longer.cache.Truncate(1, 65);
+  EXPECT_TRUE(longer.Snapshot() == bytes);
+
+  const Restored restored = Restore(bytes, 100);
+  ASSERT_TRUE(restored.status.ok());
+  EXPECT_TRUE(restored.session->Snapshot() == bytes);
+}
+
+TEST(Snapshot, HoldsOneMomentOfASessionThatGoesOn) {
+  auto session = MakeSession({{16, 16, KvDType::kBf16}, 2, {100, 20}, {}}, 1);
+  const std::string bytes = session->Snapshot();
+  SessionCache pinned(session->pool.get(), session->layout.block_bytes, 2, 2);
+  pinned.ShareFrom(session->cache, 100);
+  SnapshotWriter writer(pinned, session->layout, {LayoutOf(pinned, session->layout.shape, 2), ""});
+  std::mt19937_64 random(5);
+  std::string all = writer.Next();
+  for (const int layer : {0, 1}) {
+    session->cache.Truncate(layer, 10);
+    session->Append(layer, 300, &random);
+  }
+  for (std::string piece = writer.Next(); !piece.empty(); piece = writer.Next()) all += piece;
+  EXPECT_TRUE(all == bytes);
+  EXPECT_TRUE(pinned.Release(1000));
+}
+
+// What a refusal must be: an error with a sentence, no header unless its bytes were right, and nothing complete.
+void ExpectRefused(absl::string_view bytes, const std::string& sentence = "") {
+  for (const size_t piece : {bytes.size() + 1, size_t{13}}) {
+    const Restored restored = Restore(bytes, piece);
+    ASSERT_EQ(restored.status.code(), absl::StatusCode::kInvalidArgument) << restored.status;
+    ASSERT_THAT(std::string(restored.status.message()), testing::HasSubstr(sentence));
+    ASSERT_THAT(std::string(restored.status.message()), testing::HasSubstr("snapshot"));
+  }
+}
+
+TEST_P(SnapshotOfType, S17EveryFlippedByteIsRefused) {
+  auto session = MakeSession({{2, 1, GetParam()}, 1, {64, 3}, {}}, 1);
+  const std::string bytes = session->Snapshot("metadata");
+  for (size_t at = 0; at < bytes.size(); at++) {
+    for (const unsigned flip : {0x01u, 0x80u, 0xffu}) {
+      SCOPED_TRACE(testing::Message() << "byte " << at << " of " << bytes.size() << " ^ " << flip);
+      std::string damaged = bytes;
+      damaged[at] = static_cast<char>(damaged[at] ^ flip);
+      ASSERT_NO_FATAL_FAILURE(ExpectRefused(damaged));
+    }
+  }
+}
+
+TEST(Snapshot, S17EveryTruncationIsRefused) {
+  auto session = MakeSession({kSmall, 1, {64, 3}, {}}, 1);
+  const std::string bytes = session->Snapshot("metadata");
+  for (size_t size = 0; size < bytes.size(); size++) {
+    SCOPED_TRACE(size);
+    ASSERT_NO_FATAL_FAILURE(ExpectRefused(bytes.substr(0, size), absl::StrCat("ends after ", size)));
+  }
+}
+
+TEST(Snapshot, WhatFollowsTheEndIsRefused) {
+  const std::string bytes = MakeSession({kSmall, 1, {3}, {}}, 1)->Snapshot();
+  ExpectRefused(bytes + "x", "goes on after its end");
+  ExpectRefused(bytes + bytes, "goes on after its end");
+  ExpectRefused(bytes + bytes.substr(bytes.size() - 16), "goes on after its end");  // a second end
+}
+
+// The frames of a snapshot one by one: the header, frames of blocks, the end.
+std::vector<std::string> Split(const TestSession& session) {
+  SnapshotWriter writer(session.cache, session.layout, {session.Layout(), ""});
+  std::vector<std::string> pieces;
+  for (std::string piece = writer.Next(); !piece.empty(); piece = writer.Next()) pieces.push_back(piece);
+  return pieces;
+}
+
+TEST(Snapshot, FramesThatAreSwappedRepeatedOrDroppedAreRefused) {
+  auto session = MakeSession({{256, 256, KvDType::kF32}, 1, {4 * 7 * 64}, {}}, 1);
+  const std::vector<std::string> frames = Split(*session);
+  ASSERT_EQ(frames.size(), 6u);
+  const auto join = [&](const std::vector<int>& order) {
+    std::string all;
+    for (const int i : order) all += frames[i];
+    return all;
+  };
+  ASSERT_TRUE(Restore(join({0, 1, 2, 3, 4, 5}), kMaxPieceBytes).status.ok());
+  for (const std::vector<int>& order : {std::vector{0, 2, 1, 3, 4, 5},
+                                        {0, 1, 3, 2, 4, 5},
+                                        {0, 1, 2, 4, 3, 5},
+                                        {0, 1, 1, 3, 4, 5},
+                                        {0, 1, 1, 2, 3, 4, 5},
+                                        {0, 2, 3, 4, 5},
+                                        {0, 1, 2, 3, 5},
+                                        {0, 5},
+                                        {0, 1, 2, 3, 5, 4},
+                                        {0, 0, 1, 2, 3, 4, 5}}) {
+    SCOPED_TRACE(testing::PrintToString(order));
+    const Restored restored = Restore(join(order), kMaxPieceBytes);
+    EXPECT_EQ(restored.status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(restored.status.message()), testing::HasSubstr("frame"));
+  }
+  // Of another session of the same layout, and of the same one with other metadata.
+  const std::vector<std::string> others = Split(*MakeSession({{256, 256, KvDType::kF32}, 1, {4 * 7 * 64}, {}}, 2));
+  EXPECT_FALSE(Restore(frames[0] + frames[1] + others[2] + frames[3] + frames[4] + frames[5], 4096).status.ok());
+  EXPECT_FALSE(
+      Restore(session->Snapshot("x").substr(0, frames[0].size() + 1) + join({1, 2, 3, 4, 5}), 4096).status.ok());
 }
 
 }  // namespace
