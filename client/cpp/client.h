@@ -20,7 +20,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -36,6 +39,11 @@ namespace attnd::client {
 namespace internal {
 class Transport;
 }
+
+// Takes the pieces of a snapshot, in order; total_bytes is what all of them will be together. An error ends the export.
+using SnapshotSink = std::function<absl::Status(std::string_view piece, int64_t total_bytes)>;
+// Gives a snapshot's bytes, cut anywhere; "" at the end. An error ends the import.
+using SnapshotSource = std::function<absl::StatusOr<std::string>()>;
 
 // A connection to one server. Cheap to copy: copies share the connection. Thread-safe.
 class Client {
@@ -71,9 +79,43 @@ class Client {
   // NEVER_EXISTED for an id that never was.
   absl::StatusOr<bool> CloseSession(const std::string& session_id, const CallOptions& call = {}) const;
 
-  // Cuts every layer that is longer to `length` tokens.
+  // Cuts every layer that is longer to `length` tokens. INVALID_ARGUMENT with BAD_POSITION: negative, or beyond the
+  // longest layer · FAILED_PRECONDITION with TOKENS_FREED and `first_token`: a layer's window has passed tokens that
+  // the next one would see · NOT_FOUND as GetSession.
   absl::StatusOr<SessionInfo> RewindSession(const std::string& session_id, int64_t length,
                                             const CallOptions& call = {}) const;
+
+  // The session's state as bytes for ImportSession, here or at another server. OK: `sink` has all of them. The session
+  // may be stepped meanwhile; the snapshot is of one moment. Never retried. The timeout is the longest wait for a
+  // piece, however long all of them take: DEADLINE_EXCEEDED. NOT_FOUND: see IsSessionLost · DATA_LOSS: a session that
+  // the server cannot read back, or an answer that ended early · RESOURCE_EXHAUSTED with STREAM_LIMIT · what the sink
+  // returned.
+  absl::Status ExportSession(const std::string& session_id, const SnapshotSink& sink,
+                             const CallOptions& call = {}) const;
+
+  // A new session from such bytes, all or nothing. expected: num_layers, heads, dims and kv_dtype that it must have.
+  // Never retried. The timeout is the longest wait for the server to take some bytes, or to answer.
+  // INVALID_ARGUMENT with BAD_SNAPSHOT (damaged, incomplete, another format) or BAD_CONFIG · RESOURCE_EXHAUSTED with
+  // SESSION_LIMIT, CACHE_FULL, TOO_MANY_TOKENS or STREAM_LIMIT · what the source returned.
+  absl::StatusOr<Session> ImportSession(const SnapshotSource& source, const SessionConfig* expected = nullptr,
+                                        const CallOptions& call = {}) const;
+
+  // A new session that begins with the first `length` tokens of each layer (unset: all; of a shorter layer, all),
+  // behind the queued steps of the one that it is made from. Nothing is copied: both share their blocks until one
+  // writes. It has the same configuration, but reserves nothing. Errors as RewindSession · RESOURCE_EXHAUSTED with
+  // SESSION_LIMIT. Never retried: a lost answer would leave a session behind.
+  absl::StatusOr<Session> ForkSession(const std::string& session_id, std::optional<int64_t> length = {},
+                                      const CallOptions& call = {}) const;
+
+  // Beam search: session_ids[i] takes the tokens that session_ids[sources[i]] has, all at once, without copying and
+  // behind the queued steps of all of them. A source may be named several times. Answers the length of each session's
+  // longest layer. INVALID_ARGUMENT with BAD_SHAPE (lists of unequal length, a source out of range), DUPLICATE_SESSION
+  // or BAD_CONFIG (configurations that differ in more than max_tokens, ttl and reserve_tokens) · FAILED_PRECONDITION
+  // with TOO_LONG (beyond the taker's max_tokens) · NOT_FOUND as GetSession. After an error every session is as before.
+  // Never retried: done twice, it is another order.
+  absl::StatusOr<std::vector<int64_t>> ReorderSessions(const std::vector<std::string>& session_ids,
+                                                       const std::vector<int>& sources,
+                                                       const CallOptions& call = {}) const;
 
   // Stateless attention. INVALID_ARGUMENT with BAD_SHAPE, NOT_FINITE, EMPTY_ROW or SCORE_OVERFLOW ·
   // RESOURCE_EXHAUSTED with QUEUE_FULL.
