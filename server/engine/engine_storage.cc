@@ -203,6 +203,13 @@ absl::Status EngineImpl::Restore(const SessionPtr& session) {
 
 void EngineImpl::EndRestore(const SessionPtr& session, const absl::Status& status) {
   std::unique_ptr<SessionCache> discarded;
+  if (!status.ok()) {  // its memory is free when its waiters are told
+    {
+      absl::MutexLock lock(&mutex_);
+      discarded = session->cache.Detach();
+    }
+    ReleaseCache(std::exchange(discarded, nullptr));
+  }
   {
     absl::MutexLock lock(&mutex_);
     session->restoring = session->running = false;

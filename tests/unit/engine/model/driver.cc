@@ -46,15 +46,17 @@ std::string ModelDriver::Run(int64_t operations) {
   totals_->runs++;
   while (failure_.empty() && operations_ < operations && !choices_->exhausted()) {
     const int what = choices_->Byte();
-    if (what < 244) {
+    if (what < 240) {
       TakeTurn();
-    } else if (what < 247) {
+    } else if (what < 243) {
       faults_.FailAllocation(choices_->Below(4));
-    } else if (what < 250) {
+    } else if (what < 247) {
       const int skip = choices_->Below(16);
       if (room_ == Room::kSpill) faults_.FailIo(skip, kErrors[skip % 4]);
-    } else if (what < 252) {
+    } else if (what < 249) {
       DamageAFile();
+    } else if (what < 252 || exports_.size() > 3) {
+      ReadAnExport();
     } else if (what < 254) {
       Settle();
     } else if (choices_->OneIn(16)) {
@@ -135,10 +137,39 @@ void ModelDriver::DamageAFile() {
   history_.push_back(absl::StrCat(operations_, "  damage ", session->id.substr(0, 6), " how ", how, " at ", at));
 }
 
+// It is of the moment when it began, whatever became of the session since; sessions that are alike give the same bytes.
+void ModelDriver::ReadAnExport() {
+  if (exports_.empty()) return;
+  HeldExport held = std::move(exports_.front());
+  exports_.pop_front();
+  if (choices_->OneIn(4)) return;  // given up
+  auto session = std::make_shared<ModelSession>(*held.session);
+  Snapshot snapshot;
+  for (;;) {
+    const absl::StatusOr<std::string> piece = held.pieces->Next();
+    if (!piece.ok()) return Fail("an export ends with ", piece.status().ToString());
+    if (piece->empty()) break;
+    snapshot.bytes += *piece;
+  }
+  if (static_cast<int64_t>(snapshot.bytes.size()) != held.pieces->total_bytes()) {
+    Fail("an export has ", snapshot.bytes.size(), " bytes, it said ", held.pieces->total_bytes());
+  }
+  session->MoveToDisk();  // gives its blocks up
+  for (const Snapshot& other : snapshots_) {
+    if (other.session->IsLike(*session) && other.bytes != snapshot.bytes) {
+      Fail("two exports of sessions that are alike, ", other.session->id, " and ", session->id, ", differ");
+    }
+  }
+  snapshot.session = std::move(session);
+  snapshots_.push_back(std::move(snapshot));
+  if (snapshots_.size() > 4) snapshots_.pop_front();
+}
+
 // A later process serves the sessions of this one.
 void ModelDriver::Restart() {
   if (left_files_ || faults_.counts().removals > 0) return;  // what stays may be older than its session
   faults_.Disarm();
+  exports_.clear();
   history_.push_back(absl::StrCat(operations_, "  restart"));
   totals_->restarts++;
   for (const SessionPtr& session : sessions_) CompareSession(session->id);
@@ -173,6 +204,7 @@ void ModelDriver::Restart() {
 void ModelDriver::End() {
   Settle();
   faults_.Disarm();
+  exports_.clear();
   while (!sessions_.empty() && failure_.empty()) {
     const std::string id = sessions_.back()->id;
     const absl::StatusOr<bool> closed = engine_->CloseSession(id);

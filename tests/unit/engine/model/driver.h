@@ -57,18 +57,30 @@ class ModelDriver : private EngineObserver {
     bool alone() const { return calls.size() == 1; }
   };
 
+  // A session as it was when its export began, and what came of it.
+  struct HeldExport {
+    std::unique_ptr<SessionExport> pieces;
+    std::shared_ptr<const ModelSession> session;  // holds its blocks, as the export does
+  };
+  struct Snapshot {
+    std::string bytes;
+    std::shared_ptr<const ModelSession> session;  // holds none
+  };
+
   // life (driver.cc)
   void Start();
   void TakeTurn();
   void Settle();
   void Restart();
   void DamageAFile();
+  void ReadAnExport();
   void End();
 
   // choosing (driver_choose.cc)
   std::unique_ptr<EngineCall> ChooseCall();
   void ChooseStep(EngineCall* call);
   void ChooseReorder(EngineCall* call);
+  void ChooseImport(EngineCall* call);
   std::string ChooseId();
   SessionPtr ChooseSession();
   std::vector<ModelToken> NewTokens(int64_t count);
@@ -83,6 +95,7 @@ class ModelDriver : private EngineObserver {
   void CheckCreated(const Turn& turn, size_t index);
   void CheckMove(const Turn& turn, size_t index);
   void CheckClose(const Turn& turn, size_t index);
+  void CheckExport(const Turn& turn, size_t index);
   void CheckAnswer(const EngineCall& call, const ModelSession& session, int64_t start, int64_t rows, int64_t first_row);
   // Whether a call that names this session, and is expected to end with `expected`, may have ended with this.
   // Takes over what it says of the session: that it is gone.
@@ -127,6 +140,8 @@ class ModelDriver : private EngineObserver {
   std::vector<SessionPtr> sessions_;         // open ones
   std::map<std::string, std::string> gone_;  // why, by id
   std::vector<std::string> gone_ids_;
+  std::deque<HeldExport> exports_;
+  std::deque<Snapshot> snapshots_;
   uint64_t turns_ = 0;
   uint64_t counted_ = 0;  // see CountBlocks
   uint32_t next_token_ = 1;

@@ -36,7 +36,8 @@ bool ModelDriver::Allowed(const Turn& turn, size_t index, const std::string& id,
   const bool io_failed = last_io_fault_ > 0 && operations_ - last_io_fault_ < kFaultOperations;
   // A damaged file is found whenever it is read; nothing that it held is served.
   if (session != nullptr && session->damaged && session->on_disk && reason == expected) {
-    constexpr absl::string_view kWhenItIsBack[] = {"", "BAD_POSITION", "TOKENS_FREED", "EMPTY_ROW", "TOO_LONG", "BAD_CONFIG"};
+    constexpr absl::string_view kWhenItIsBack[] = {"",          "BAD_POSITION", "TOKENS_FREED",
+                                                   "EMPTY_ROW", "TOO_LONG",     "BAD_CONFIG"};
     const bool was_back = absl::c_linear_search(kWhenItIsBack, reason);
     if (was_back) Fail("session ", id, " whose file is damaged gave '", reason, "'");
     return !was_back;
@@ -71,7 +72,10 @@ void ModelDriver::Check(const Turn& turn, size_t index) {
   switch (call.kind) {
     case Kind::kStep:
       return CheckStep(turn, index);
+    case Kind::kExport:
+      return CheckExport(turn, index);
     case Kind::kCreate:
+    case Kind::kImport:
     case Kind::kFork:
       return CheckCreated(turn, index);
     case Kind::kRewind:
@@ -182,14 +186,23 @@ void ModelDriver::CheckCreated(const Turn& turn, size_t index) {
   const bool may_be_full = turn.sessions_before + others >= options_.max_sessions;
   const bool must_be_full = turn.alone() && may_be_full;
   if (expected.empty() && (must_be_full || (may_be_full && reason == "SESSION_LIMIT"))) expected = "SESSION_LIMIT";
-  if (!is_fork && expected.empty() && ModelSession(call.of, "").ReservedBytes() > options_.kv_cache_bytes) {
-    expected = "CACHE_FULL";
+  const bool is_import = call.kind == Kind::kImport;
+  if (is_import && expected.empty() && call.is_damaged) expected = "BAD_SNAPSHOT";
+  if (is_import && call.is_damaged && reason == "BAD_SNAPSHOT") return;  // perhaps before anything else was looked at
+  if (!is_fork && expected.empty() && BytesNeeded(turn, call) > options_.kv_cache_bytes) {
+    expected = is_import ? "TOO_MANY_TOKENS" : "CACHE_FULL";
   }
   if (!Allowed(turn, index, call.session_id, expected, call.status)) {
     return Fail("ended with '", reason, "' (", call.status.message(), "), expected '", expected, "'");
   }
   if (!call.status.ok()) return;
-  auto created = std::make_shared<ModelSession>(is_fork ? parent->kind : call.of, call.info.session_id);
+  const ModelKind* const kind = is_fork ? parent->kind : is_import ? call.imported->kind : call.of;
+  auto created = std::make_shared<ModelSession>(kind, call.info.session_id);
+  if (is_import) {
+    created->reserve_tokens = call.imported->reserve_tokens;
+    created->layers = call.imported->layers;
+    created->MoveToMemory();
+  }
   if (is_fork) {
     if (parent->on_disk) parent->MoveToMemory();
     created->reserve_tokens = 0;
@@ -258,6 +271,19 @@ void ModelDriver::CheckMove(const Turn& turn, size_t index) {
       Fail("row ", i, " has another length");
   }
   for (const std::string& id : call.Names()) Find(id)->used_since = turns_;
+}
+
+void ModelDriver::CheckExport(const Turn& turn, size_t index) {
+  EngineCall& call = *turn.calls[index];
+  ModelSession* const session = Find(call.session_id);
+  const std::string expected = session == nullptr ? WhyGone(call.session_id) : "";
+  if (!Allowed(turn, index, call.session_id, expected, call.status)) {
+    return Fail("ended with '", ReasonOf(call.status), "' (", call.status.message(), "), expected '", expected, "'");
+  }
+  if (!call.status.ok()) return;
+  if (session->on_disk) session->MoveToMemory();
+  session->used_since = turns_;
+  exports_.push_back({std::move(call.exported), std::make_shared<const ModelSession>(*session)});
 }
 
 void ModelDriver::CheckClose(const Turn& turn, size_t index) {

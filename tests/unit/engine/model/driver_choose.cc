@@ -50,7 +50,9 @@ std::vector<ModelToken> ModelDriver::NewTokens(int64_t count) {
 std::unique_ptr<EngineCall> ModelDriver::ChooseCall() {
   auto call = std::make_unique<EngineCall>();
   const int what = choices_->Byte();
-  if (sessions_.size() < 2 || what >= 240) {
+  if (what >= 243 && what < 246 && !snapshots_.empty()) {
+    ChooseImport(call.get());
+  } else if (sessions_.size() < 2 || what >= 243) {
     call->kind = Kind::kCreate;
     call->of = &ModelKinds()[choices_->Below(static_cast<int>(ModelKinds().size()))];
   } else if (what < 170) {
@@ -64,7 +66,7 @@ std::unique_ptr<EngineCall> ModelDriver::ChooseCall() {
   } else if (what < 225) {
     ChooseReorder(call.get());
   } else {
-    call->kind = Kind::kClose;
+    call->kind = what < 238 ? Kind::kClose : Kind::kExport;
     call->session_id = ChooseId();
   }
   const ModelSession* const session = call->session_id.empty() ? nullptr : Find(call->session_id);
@@ -140,11 +142,31 @@ void ModelDriver::ChooseReorder(EngineCall* call) {
   if (choices_->Below(64) == 63) call->sources.back() = count;
 }
 
+void ModelDriver::ChooseImport(EngineCall* call) {
+  call->kind = Kind::kImport;
+  const Snapshot& snapshot = snapshots_[choices_->Below(static_cast<int>(snapshots_.size()))];
+  call->imported = snapshot.session;
+  call->snapshot = snapshot.bytes;
+  call->piece_bytes = 1 + static_cast<size_t>(choices_->Byte()) * 64;
+  const int damage = choices_->Below(16);
+  if (damage < 8) return;
+  const size_t size = call->snapshot.size(), at = size * static_cast<size_t>(choices_->Below(4096)) / 4096;
+  call->is_damaged = true;
+  if (damage == 8) {
+    call->snapshot.resize(at);
+  } else if (damage == 9) {
+    call->snapshot.insert(at, 1, 'x');
+  } else {
+    call->snapshot[at] = static_cast<char>(call->snapshot[at] ^ (1 << (damage % 8)));
+  }
+}
+
 int64_t ModelDriver::BytesNeeded(const Turn& turn, const EngineCall& call) const {
   if (call.kind == Kind::kCreate) {
     return BlockCount(call.of->config.reserve_tokens) * call.of->config.num_layers *
            call.of->config.heads.num_kv_heads * call.of->block_bytes;
   }
+  if (call.kind == Kind::kImport) return std::max(call.imported->HeldBytes(), call.imported->ReservedBytes());
   int64_t bytes = 0;
   for (const SegmentCall& segment : call.segments) {
     const ModelSession* const session = Find(segment.session_id);
@@ -179,11 +201,14 @@ void ModelDriver::LookAhead(Turn* turn) {
     if (is_named || (session->reserve_tokens > 0 && !session->on_disk)) staying += held;
     if (room_ == Room::kDrop) session->had_own_blocks = session->OwnsBlocks();
   }
+  for (const HeldExport& held : exports_) staying += held.session->HeldBytes();
   turn->takes_room = needed + coming > stats.capacity_bytes - stats.reserved_bytes;
   turn->is_short = room_ == Room::kNone ? turn->takes_room : needed + staying > stats.capacity_bytes;
-  // Nobody waits for room for a reservation while sessions go to disk: the caller is told to come again.
-  if (room_ == Room::kSpill && turn->takes_room) {
-    for (const auto& call : turn->calls) turn->is_short |= call->kind == Kind::kCreate;
+  if (!turn->takes_room) return;
+  for (const auto& call : turn->calls) {
+    // Nobody waits for room for a reservation while sessions go to disk: the caller is told to come again.
+    if (room_ == Room::kSpill && call->kind == Kind::kCreate) turn->is_short = true;
+    if (call->kind == Kind::kImport) turn->is_short = true;  // nobody makes room for it
   }
 }
 

@@ -113,6 +113,7 @@ void ModelDriver::CompareMemory() {
     outstanding += session->outstanding;
     on_disk += session->on_disk ? 1 : 0;
   }
+  for (const HeldExport& held : exports_) held.session->CountBlocks(counted_, &used, &shared);
   if (stats.used_bytes != used || stats.shared_bytes != shared || stats.reserved_bytes != used + outstanding ||
       stats.sessions_spilled != on_disk) {
     Fail("used ", stats.used_bytes, ", shared ", stats.shared_bytes, ", reserved ", stats.reserved_bytes, ", on disk ",
@@ -150,6 +151,10 @@ void ModelDriver::Settle() {
       session->CountBlocks(counted_, &least, &shared);
       most += session->on_disk ? 0 : session->HeldBytes();
       outstanding += session->outstanding;
+    }
+    for (const HeldExport& held : exports_) {
+      held.session->CountBlocks(counted_, &least, &shared);
+      most += held.session->HeldBytes();
     }
     stats = engine_->stats();
     return !failure_.empty() || (stats.used_bytes >= least && stats.used_bytes <= most &&

@@ -1,5 +1,6 @@
 #include "tests/unit/engine/model/engine_call.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -61,7 +62,7 @@ std::vector<std::string> EngineCall::Names() const {
 }
 
 std::string EngineCall::Name() const {
-  constexpr const char* kNames[] = {"create", "step", "fork", "rewind", "reorder", "close"};
+  constexpr const char* kNames[] = {"create", "step", "fork", "rewind", "reorder", "close", "export", "import"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -70,6 +71,7 @@ std::string EngineCall::Describe() const {
   if (of != nullptr) absl::StrAppend(&text, " kind ", of->index);
   if (!session_id.empty()) absl::StrAppend(&text, " ", session_id.substr(0, 6));
   if (length.has_value()) absl::StrAppend(&text, " at ", *length);
+  if (!snapshot.empty()) absl::StrAppend(&text, " of ", snapshot.size(), " bytes", is_damaged ? " (damaged)" : "");
   for (size_t i = 0; i < rows.size(); i++) absl::StrAppend(&text, " ", rows[i].substr(0, 6), "<-", sources[i]);
   if (kind == Kind::kStep)
     absl::StrAppend(&text, " layer ", layer, appends ? " appends" : "", attends ? " attends" : "");
@@ -101,6 +103,22 @@ void Make(Engine* engine, EngineCall* call) {
         if (lengths.ok()) call->lengths = *std::move(lengths);
         call->done.Notify();
       });
+    case EngineCall::Kind::kExport:
+      return engine->ExportSession(call->session_id, [call](absl::StatusOr<std::unique_ptr<SessionExport>> exported) {
+        call->status = exported.status();
+        if (exported.ok()) call->exported = *std::move(exported);
+        call->done.Notify();
+      });
+    case EngineCall::Kind::kImport: {
+      const std::unique_ptr<SessionImport> import = engine->ImportSession(std::nullopt);
+      absl::string_view rest = call->snapshot;
+      absl::Status status;
+      while (!rest.empty() && status.ok()) {
+        status = import->Write(rest.substr(0, call->piece_bytes));
+        rest.remove_prefix(std::min(rest.size(), call->piece_bytes));
+      }
+      return import->Finish(session_done);  // after an error it is told once more
+    }
     case EngineCall::Kind::kClose: {
       const absl::StatusOr<bool> closed = engine->CloseSession(call->session_id);
       call->status = closed.status();

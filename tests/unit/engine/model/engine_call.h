@@ -26,11 +26,11 @@ struct SegmentCall {
 };
 
 struct EngineCall {
-  enum class Kind { kCreate, kStep, kFork, kRewind, kReorder, kClose };
+  enum class Kind { kCreate, kStep, kFork, kRewind, kReorder, kClose, kExport, kImport };
 
   Kind kind = Kind::kStep;
   const ModelKind* of = nullptr;  // create and step
-  std::string session_id;         // fork, rewind, close
+  std::string session_id;         // fork, rewind, close, export
   std::optional<int64_t> length;  // fork, rewind
   std::vector<std::string> rows;  // reorder
   std::vector<int> sources;
@@ -38,6 +38,10 @@ struct EngineCall {
   bool appends = true, attends = true;
   uint64_t query_seed = 0;
   std::vector<SegmentCall> segments;
+  std::string snapshot;    // import
+  size_t piece_bytes = 0;  // in which it is written
+  bool is_damaged = false;
+  std::shared_ptr<const ModelSession> imported;  // what it is of
 
   // The answer, once `done`.
   absl::Notification done;
@@ -47,6 +51,7 @@ struct EngineCall {
   std::vector<float> out;
   std::vector<int64_t> lengths;
   bool was_open = false;
+  std::unique_ptr<SessionExport> exported;
 
   // Sessions that it names.
   std::vector<std::string> Names() const;

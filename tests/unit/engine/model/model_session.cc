@@ -186,6 +186,15 @@ void ModelSession::MoveToMemory() {
   }
 }
 
+bool ModelSession::IsLike(const ModelSession& other) const {
+  if (kind != other.kind || reserve_tokens != other.reserve_tokens) return false;
+  for (size_t i = 0; i < layers.size(); i++) {
+    const ModelLayer &a = layers[i], &b = other.layers[i];
+    if (a.tokens != b.tokens || a.first_token != b.first_token) return false;
+  }
+  return true;
+}
+
 void ModelSession::CountBlocks(uint64_t number, int64_t* used_bytes, int64_t* shared_bytes) const {
   const int64_t bytes = kind->block_bytes * kind->config.heads.num_kv_heads;
   for (const ModelLayer& l : layers) {

@@ -79,6 +79,8 @@ class ModelSession {
   // Adds the bytes of the blocks that were not counted yet under this number, and those with several references.
   void CountBlocks(uint64_t number, int64_t* used_bytes, int64_t* shared_bytes) const;
 
+  // Same kind, tokens and reservation.
+  bool IsLike(const ModelSession& other) const;
   // What the rows at [start, start + rows) see; false where one sees nothing.
   bool SeesSomething(int layer, int64_t start, int64_t rows) const;
   // Compares answers of those rows with the means of what they see; what is wrong, or "".
