@@ -52,7 +52,7 @@ class BlockPool {
     // Tests: fills blocks with NaN when they are handed out and when they are freed.
     bool poison = false;
     // Tests: asked whenever blocks are to be taken or promised; true: there is no memory for them.
-    std::function<bool()> fail_allocation;
+    std::function<bool()> fail_allocation = nullptr;
   };
   static absl::StatusOr<std::unique_ptr<BlockPool>> Create(const Options& options);
 

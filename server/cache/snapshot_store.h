@@ -50,7 +50,7 @@ class SnapshotStore {
     bool sync = false;
     // Tests: asked before each system call that may fail (open, read, write, flush, close, rename, unlink); other than
     // 0: it is not made and fails with this errno.
-    FailIo fail_io;
+    FailIo fail_io = nullptr;
   };
   struct Entry {
     std::string name;

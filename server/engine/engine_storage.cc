@@ -148,7 +148,11 @@ absl::Status EngineImpl::TakeMemoryToRestore(Session* session) {
         return absl::OkStatus();
       }
     }
-    const int64_t bytes = BlockBytes(*session, stored.lengths, stored.first_tokens);
+    const SessionCache& cache = session->cache;  // holds its reservation, or nothing
+    const int64_t reserve = cache.BlocksFor(session->model->config.reserve_tokens) * cache.num_layers() *
+                            static_cast<int64_t>(cache.block_bytes());
+    const int64_t bytes =
+        std::max(reserve, BlockBytes(*session, stored.lengths, stored.first_tokens)) - cache.reserved_bytes();
     const int64_t ended = spills_ended_;
     switch (MakeRoom(bytes)) {
       case Room::kMade:
@@ -186,6 +190,10 @@ absl::Status EngineImpl::Restore(const SessionPtr& session) {
       ReadSnapshot(*store, name, &session->cache, &session->model->layout, [this] { return stop_storage_.load(); });
   if (absl::IsCancelled(header.status())) return header.status();
   if (!header.ok()) {
+    {
+      absl::MutexLock lock(&mutex_);  // whoever closed it meanwhile took its file
+      if (session->gone != GoneReason::kNone) return SessionTable::GoneError(session->id, session->gone);
+    }
     observer_->OnSnapshotFailed(SnapshotOp::kRestore);
     (void)store->Remove(name);  // of no use to anyone
     return DamagedError(*session, header.status());

@@ -109,7 +109,7 @@ void ModelDriver::TakeTurn() {
 void ModelDriver::DamageAFile() {
   const SessionPtr session = ChooseSession();
   const int how = choices_->Below(8), where = choices_->Byte();
-  if (session == nullptr) return;
+  if (session == nullptr || session->damaged) return;
   const auto info = engine_->GetSession(session->id);
   if (!info.ok() || info->spilled_bytes == 0) return;
   fs::path file;
