@@ -359,12 +359,19 @@ absl::Status EngineImpl::AdoptFile(SnapshotStore* store, const SnapshotStore::En
   if (status.ok() && (!record->identity.has_value() || !(record->identity->id == *id))) {
     status = absl::InvalidArgumentError("it is of another session");
   }
-  absl::MutexLock lock(&mutex_);
+  absl::ReleasableMutexLock lock(&mutex_);
+  if (const auto found = sessions_.Find(*id); found.ok()) {
+    // A drain that was killed had written it while it was on its way to another directory: the two are the same now,
+    // but once the session has been used, this one would be of its past.
+    const bool same_file = (*found)->stored != nullptr && (*found)->stored->store == store;
+    lock.Release();
+    if (!same_file) (void)store->Remove(name);
+    return absl::AlreadyExistsError(absl::StrCat("session ", name, " is here already"));
+  }
   if (!status.ok()) {
     sessions_.RememberGone(*id, GoneReason::kLost);
     return absl::Status(status.code(), absl::StrCat(store->directory(), "/", name, ": ", status.message()));
   }
-  if (sessions_.Find(*id).ok()) return absl::AlreadyExistsError(absl::StrCat("session ", name, " is here already"));
   auto session = std::make_shared<Session>(
       *id, next_sequence_++, std::make_shared<const SessionModel>(std::move(record->config)), pool_.get());
   session->create_time = record->identity->create_time;
@@ -386,7 +393,7 @@ absl::StatusOr<SavedSessions> EngineImpl::RestoreSessions(const std::string& dir
     if (status.ok()) {
       result.saved++;
       observer_->OnSessionCreated(EngineObserver::Origin::kRestore);
-    } else {
+    } else if (!absl::IsAlreadyExists(status)) {
       result.lost++;
       observer_->OnSnapshotFailed(SnapshotOp::kRestore);
       if (result.first_error.empty()) result.first_error = std::string(status.message());

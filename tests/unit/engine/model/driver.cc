@@ -31,7 +31,7 @@ void ModelDriver::Start() {
   options_.session_idle_ttl = absl::InfiniteDuration();
   options_.evict_lru = room_ != Room::kNone;
   if (room_ == Room::kSpill) options_.spill_dir = directory_ + "/spill";
-  save_directory_ = options_.spill_dir.empty() || choices_->OneIn(2) ? directory_ + "/saved" : options_.spill_dir;
+  save_directory_ = directory_ + "/saved";
   options_.poison_cache = true;
   options_.spill_retry_delay = absl::Milliseconds(1);
   options_.fail_allocation = [this] { return faults_.OnAllocation(); };
@@ -185,8 +185,11 @@ void ModelDriver::Restart() {
   auto engine = Engine::Create(options_, this);
   if (!engine.ok()) return Fail("the engine does not start again: ", engine.status().ToString());
   engine_ = *std::move(engine);
-  const auto found = engine_->RestoreSessions(save_directory_);
-  if (!found.ok()) return Fail("nothing is found: ", found.status().ToString());
+  for (const std::string& directory : {save_directory_, options_.spill_dir}) {
+    if (directory.empty()) continue;
+    const auto found = engine_->RestoreSessions(directory);
+    if (!found.ok()) return Fail("nothing is found: ", found.status().ToString());
+  }
   gone_.clear(), gone_ids_.clear();
   for (const SessionPtr& session : std::vector<SessionPtr>(sessions_)) {
     const std::string reason = ReasonOf(engine_->GetSession(session->id).status());

@@ -195,7 +195,6 @@ int ModelDriver::CountFiles() const {
       const auto extension = entry.path().extension();
       if (extension == ".attnd" || extension == ".tmp") count++;
     }
-    if (options_.spill_dir == save_directory_) break;
   }
   return count;
 }
