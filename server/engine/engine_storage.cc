@@ -195,6 +195,12 @@ absl::Status EngineImpl::Restore(const SessionPtr& session) {
       if (session->gone != GoneReason::kNone) return SessionTable::GoneError(session->id, session->gone);
     }
     observer_->OnSnapshotFailed(SnapshotOp::kRestore);
+    if (absl::IsResourceExhausted(header.status())) {  // no descriptor or no memory to read it with: nothing is lost
+      return MakeError(
+          absl::StatusCode::kResourceExhausted, "CACHE_FULL",
+          absl::StrCat("session ", name, " is on disk and cannot be read now: ", header.status().message()), {},
+          kCacheRetryDelay);
+    }
     (void)store->Remove(name);  // of no use to anyone
     return DamagedError(*session, header.status());
   }

@@ -13,7 +13,7 @@ namespace {
 constexpr char kClosed[] = "CLOSED", kEvicted[] = "EVICTED", kLost[] = "SPILL_DAMAGED";
 constexpr int64_t kMaxTokens = int64_t{1} << 30;
 // After a failed write to disk, no other session goes there for a while.
-constexpr int64_t kFaultOperations = 2000;
+constexpr int64_t kFaultOperations = 300;
 
 int64_t BlockCount(int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
