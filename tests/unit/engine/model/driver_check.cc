@@ -132,9 +132,9 @@ void ModelDriver::CheckSegment(const Turn& turn, size_t index, size_t i, int64_t
   ModelSession* const session = Find(segment.session_id);
   if (session == nullptr) return;
   if (!outcome.status.ok()) {
-    const float* const row =
-        call.out.data() + first_row * call.of->config.heads.num_q_heads * call.of->config.shape.value_dim;
-    if (!call.out.empty() && *row != 0) Fail("rows of the failed segment ", i, " are not 0 but ", *row);
+    const int64_t floats = int64_t{call.of->config.heads.num_q_heads} * call.of->config.shape.value_dim;
+    const float row = call.out.empty() ? 0 : call.out[first_row * floats];
+    if (row != 0) Fail("rows of the failed segment ", i, " are not 0 but ", row);
     return;
   }
   session->used_since = turns_;
