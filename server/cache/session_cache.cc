@@ -127,6 +127,11 @@ void SessionCache::ShareFrom(const SessionCache& from, int64_t length) {
   }
 }
 
+void SessionCache::Pin(const SessionCache& from) {
+  counts_tokens_ = false;
+  ShareFrom(from, from.longest_);
+}
+
 void SessionCache::Reorder(absl::Span<SessionCache* const> rows, absl::Span<const int> sources) {
   assert(rows.size() == sources.size());
   // Entries that a row has already, as after a common prompt, keep their references.
@@ -208,8 +213,7 @@ bool SessionCache::Release(int64_t max_blocks) {
 }
 
 std::unique_ptr<SessionCache> SessionCache::Detach() {
-  auto detached =
-      std::make_unique<SessionCache>(pool_, block_bytes_, static_cast<int>(layers_.size()), num_kv_heads_);
+  auto detached = std::make_unique<SessionCache>(pool_, block_bytes_, static_cast<int>(layers_.size()), num_kv_heads_);
   std::swap(detached->account_, account_);
   std::swap(detached->longest_, longest_);
   std::swap(detached->layers_, layers_);
@@ -245,7 +249,7 @@ void SessionCache::SetLength(Layer* layer, int64_t length) {
     longest_ = 0;
     for (const Layer& l : layers_) longest_ = std::max<int64_t>(longest_, l.length);
   }
-  pool_->AddTokens(longest_ - longest_before);
+  if (counts_tokens_) pool_->AddTokens(longest_ - longest_before);
 }
 
 }  // namespace attnd

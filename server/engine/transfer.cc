@@ -96,14 +96,9 @@ class EngineImpl::Export final : public SessionExport {
         start_(start),
         cache_(engine->pool_.get(), model_->layout.block_bytes, model_->config.num_layers,
                model_->config.heads.num_kv_heads) {
-    cache_.ShareFrom(session.cache, session.cache.longest());
-    // They are counted once, as their blocks are.
-    engine_->pool_->AddTokens(-cache_.longest());
+    cache_.Pin(session.cache);
   }
-  ~Export() override ABSL_LOCKS_EXCLUDED(engine_->mutex_) {
-    engine_->pool_->AddTokens(cache_.longest());
-    engine_->ReleaseCache(&cache_);
-  }
+  ~Export() override ABSL_LOCKS_EXCLUDED(engine_->mutex_) { engine_->ReleaseCache(&cache_); }
 
   // Before anything else, and without the mutex: what can be made later need not be made under it.
   void Begin() {
@@ -233,10 +228,16 @@ absl::StatusOr<EngineImpl::SessionPtr> EngineImpl::PrepareImport(std::shared_ptr
   absl::MutexLock lock(&mutex_);
   if (draining_) return DrainingError();
   if (absl::Status status = CheckSessionLimit(); !status.ok()) return status;
-  auto session = std::make_shared<Session>(NewSessionId(), 0, std::move(model), pool_.get());
-  if (absl::Status status = AllocateSession(layout, pool_.get(), session.get()); !status.ok()) return status;
-  imports_++;
-  return session;
+  for (;;) {
+    auto session = std::make_shared<Session>(NewSessionId(), 0, model, pool_.get());
+    const absl::Status status = AllocateSession(layout, pool_.get(), session.get());
+    if (status.ok()) {
+      imports_++;
+      return session;
+    }
+    const int64_t bytes = layout.NumBlocks() * static_cast<int64_t>(session->cache.block_bytes());
+    if (GetErrorDetails(status).reason != "CACHE_FULL" || MakeRoom(bytes) != Room::kMade) return status;
+  }
 }
 
 void EngineImpl::DropImport(const SessionPtr& session) {
