@@ -76,7 +76,8 @@ ABSL_FLAG(int64_t, max_queue_tokens, Options().max_queue_tokens, "most tokens th
 ABSL_FLAG(int64_t, max_queue_requests, Options().max_queue_requests, "most requests that wait to be computed");
 ABSL_FLAG(absl::Duration, max_queue_delay, Options().max_queue_delay,
           "work that would wait longer for compute, as far as can be told, is refused at once; inf: none is");
-ABSL_FLAG(int64_t, max_streams, Options().max_streams, "most StepStream calls open at a time, over all connections");
+ABSL_FLAG(int64_t, max_streams, Options().max_streams,
+          "most StepStream, ExportSession and ImportSession calls open at a time, over all connections");
 ABSL_FLAG(int, max_connections, Options().max_connections,
           "most connections open at a time; 0: what the limit of open files leaves, at most 4096");
 ABSL_FLAG(int64_t, prefill_chunk_tokens, Options().prefill_chunk_tokens,

@@ -185,7 +185,8 @@ bool Server::Drain() {
   service_->BeginDrain();
   Linger(std::min(deadline, absl::Now() + kRefusalPeriod));
   const bool complete = WaitForCalls(deadline);
-  // What is left in the engine is answered with UNAVAILABLE, so that every call can end before the server does.
+  // What is left is answered with UNAVAILABLE, so that every call can end before the server does.
+  service_->CutOff();
   engine_->Drain(absl::Now());
   grpc_server_->Shutdown(hurry_.load(std::memory_order_acquire) ? kHurriedGrace : kShutdownGrace);
   drained_ = true;

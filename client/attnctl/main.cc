@@ -17,7 +17,7 @@ struct Command {
 constexpr Command kCommands[] = {
     {"info", RunInfo, "the server's version, instruction set, limits and how full its cache is"},
     {"health", RunHealth, "whether the server takes work: for health checks"},
-    {"session", RunSession, "list, get or close sessions"},
+    {"session", RunSession, "list, get or close sessions; export and import them"},
     {"attend", RunAttend, "stateless attention over JSON matrices"},
     {"estimate", RunEstimate, "cache memory and traffic of a model (asks no server)"},
     {"demo", RunDemo, "real sessions against a server, every answer checked against float64"},

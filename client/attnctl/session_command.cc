@@ -1,4 +1,4 @@
-// attnctl session list | get | fork | close.
+// attnctl session list | get | fork | close | export | import.
 #include <algorithm>
 #include <iostream>
 #include <optional>
@@ -9,16 +9,22 @@
 #include "absl/strings/str_join.h"
 #include "client/attnctl/commands.h"
 #include "client/attnctl/connection.h"
+#include "client/attnctl/transfer_command.h"
 
 namespace attnd::attnctl {
 namespace {
 
-constexpr char kSynopsis[] = "attnctl session list | get ID... | fork ID | close ID... [FLAG...]";
+constexpr char kSynopsis[] =
+    "attnctl session list | get ID... | fork ID | close ID... | export ID --output=FILE | import FILE [FLAG...]";
 constexpr char kSummary[] =
     "Lists the open sessions in the order of their creation, shows some, forks one (a new session with the same "
     "tokens,\n"
     "or the first ones; its id is printed), or closes some (closing a session that is closed already is no error).\n"
-    "Contents of a session are never shown.";
+    "Contents of a session are never shown.\n"
+    "\n"
+    "export writes one to FILE, which has its name only once it is complete; import makes a new session from such a\n"
+    "file, of this server or of another, and prints its id. - is standard output or input:\n"
+    "  attnctl session export ID --output=- --server=A | attnctl session import - --server=B";
 
 int List(const Client& client, int64_t limit) {
   std::string token;
@@ -103,12 +109,15 @@ int RunSession(const Arguments& arguments) {
   flags.Int("limit", &limit, 1, 1'000'000'000, "list: at most this many sessions");
   int64_t length = -1;
   flags.Int("length", &length, -1, int64_t{1} << 30, "fork: at this many tokens; -1: all");
+  std::string output;
+  flags.String("output", &output, "export: the file to write, or - for standard output");
   std::vector<std::string> words;
   if (auto exit = ParseOrExit(&flags, arguments, &words)) return *exit;
   const std::string verb = words.empty() ? "" : words[0];
-  if (verb != "list" && verb != "get" && verb != "fork" && verb != "close") {
+  const bool transfers = verb == "export" || verb == "import";
+  if (verb != "list" && verb != "get" && verb != "fork" && verb != "close" && !transfers) {
     std::cerr << "attnctl: session " << (verb.empty() ? "needs a verb" : "has no verb '" + verb + "'")
-              << ": list, get, fork or close\n";
+              << ": list, get, fork, close, export or import\n";
     return kUsage;
   }
   if ((verb == "list") != (words.size() == 1)) {
@@ -118,11 +127,19 @@ int RunSession(const Arguments& arguments) {
   }
   if (verb == "fork" && words.size() != 2) {
     std::cerr << "attnctl: session fork takes one session id, got " << words.size() - 1 << "\n";
+    return 2;
+  }
+  if (transfers && (words.size() != 2 || (verb == "export") == output.empty())) {
+    std::cerr << "attnctl: session " << verb
+              << (verb == "export" ? " takes one session id and --output=FILE" : " takes one FILE and no --output")
+              << "\n";
     return kUsage;
   }
   absl::StatusOr<Client> client = Connect(connection);
   if (!client.ok()) return PrintError(client.status());
   if (verb == "list") return List(*client, limit);
+  if (verb == "export") return ExportSession(*client, words[1], output);
+  if (verb == "import") return ImportSession(*client, words[1]);
   if (verb == "fork") return Fork(*client, words[1], length);
   return GetOrClose(*client, verb, {words.begin() + 1, words.end()});
 }

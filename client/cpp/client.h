@@ -22,6 +22,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -38,6 +39,11 @@ namespace attnd::client {
 namespace internal {
 class Transport;
 }
+
+// Takes the pieces of a snapshot, in order; total_bytes is what all of them will be together. An error ends the export.
+using SnapshotSink = std::function<absl::Status(std::string_view piece, int64_t total_bytes)>;
+// Gives a snapshot's bytes, cut anywhere; "" at the end. An error ends the import.
+using SnapshotSource = std::function<absl::StatusOr<std::string>()>;
 
 // A connection to one server. Cheap to copy: copies share the connection. Thread-safe.
 class Client {
@@ -78,6 +84,21 @@ class Client {
   // the next one would see · NOT_FOUND as GetSession.
   absl::StatusOr<SessionInfo> RewindSession(const std::string& session_id, int64_t length,
                                             const CallOptions& call = {}) const;
+
+  // The session's state as bytes for ImportSession, here or at another server. OK: `sink` has all of them. The session
+  // may be stepped meanwhile; the snapshot is of one moment. Never retried. The timeout is the longest wait for a
+  // piece, however long all of them take: DEADLINE_EXCEEDED. NOT_FOUND: see IsSessionLost · DATA_LOSS: a session that
+  // the server cannot read back, or an answer that ended early · RESOURCE_EXHAUSTED with STREAM_LIMIT · what the sink
+  // returned.
+  absl::Status ExportSession(const std::string& session_id, const SnapshotSink& sink,
+                             const CallOptions& call = {}) const;
+
+  // A new session from such bytes, all or nothing. expected: num_layers, heads, dims and kv_dtype that it must have.
+  // Never retried. The timeout is the longest wait for the server to take some bytes, or to answer.
+  // INVALID_ARGUMENT with BAD_SNAPSHOT (damaged, incomplete, another format) or BAD_CONFIG · RESOURCE_EXHAUSTED with
+  // SESSION_LIMIT, CACHE_FULL, TOO_MANY_TOKENS or STREAM_LIMIT · what the source returned.
+  absl::StatusOr<Session> ImportSession(const SnapshotSource& source, const SessionConfig* expected = nullptr,
+                                        const CallOptions& call = {}) const;
 
   // A new session that begins with the first `length` tokens of each layer (unset: all; of a shorter layer, all),
   // behind the queued steps of the one that it is made from. Nothing is copied: both share their blocks until one

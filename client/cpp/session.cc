@@ -127,6 +127,10 @@ absl::StatusOr<SessionInfo> Session::Rewind(int64_t length, const CallOptions& c
   return client_->RewindSession(id_, length, call);
 }
 
+absl::Status Session::Export(const SnapshotSink& sink, const CallOptions& call) const {
+  return client_->ExportSession(id_, sink, call);
+}
+
 absl::StatusOr<Session> Session::Fork(std::optional<int64_t> length, const CallOptions& call) const {
   return client_->ForkSession(id_, length, call);
 }

@@ -3,10 +3,12 @@
 #define ATTND_CLIENT_CPP_SESSION_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -63,6 +65,9 @@ class Session {
 
   absl::StatusOr<SessionInfo> Get(const CallOptions& call = {}) const;
   absl::StatusOr<SessionInfo> Rewind(int64_t length, const CallOptions& call = {}) const;
+  // See Client::ExportSession.
+  absl::Status Export(const std::function<absl::Status(std::string_view piece, int64_t total_bytes)>& sink,
+                      const CallOptions& call = {}) const;
   // A session of its own with the first `length` tokens of this one, or all; see Client::ForkSession.
   absl::StatusOr<Session> Fork(std::optional<int64_t> length = {}, const CallOptions& call = {}) const;
   // Idempotent; true: it was open.

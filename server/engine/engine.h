@@ -199,6 +199,32 @@ struct SavedSessions {
   std::string first_error;
 };
 
+// A session's snapshot on its way out: of the moment when ExportSession came to it, whatever is done with the session
+// since. Holds the session's blocks until it is destroyed. Not thread-safe; the engine must outlive it.
+class SessionExport {
+ public:
+  virtual ~SessionExport() = default;
+  virtual int64_t total_bytes() const = 0;
+  // The next piece, at most 1 MiB; "" at the end. Copies and hashes one piece, and waits for nothing.
+  virtual absl::StatusOr<std::string> Next() = 0;
+};
+
+using ExportDone = absl::AnyInvocable<void(absl::StatusOr<std::unique_ptr<SessionExport>>)>;
+
+// A snapshot on its way in. Takes its memory, and its place among the sessions, when the header is complete; gives
+// both back when it is destroyed before Finish. Not thread-safe; the engine must outlive it.
+class SessionImport {
+ public:
+  virtual ~SessionImport() = default;
+  // Bytes cut anywhere, of which memory holds a block. Copies and hashes them, and waits for nothing. An error is
+  // final: INVALID_ARGUMENT (BAD_SNAPSHOT with what is wrong and where, BAD_CONFIG), RESOURCE_EXHAUSTED (SESSION_LIMIT,
+  // CACHE_FULL, TOO_MANY_TOKENS), UNAVAILABLE (DRAINING).
+  virtual absl::Status Write(absl::string_view bytes) = 0;
+  // All has come: the session exists when `done` is called with it, and not before. Kernels of a new shape are
+  // generated first, as in CreateSession. Once at most.
+  virtual void Finish(SessionDone done) = 0;
+};
+
 struct CapacityEstimate {
   int64_t bytes_per_token = 0;
   int64_t tokens_capacity = 0;
@@ -227,6 +253,10 @@ class Engine {
   // INVALID_ARGUMENT (BAD_SHAPE, DUPLICATE_SESSION, BAD_CONFIG), FAILED_PRECONDITION (TOO_LONG).
   virtual void ReorderSessions(std::vector<std::string> session_ids, std::vector<int> sources,
                                absl::AnyInvocable<void(absl::StatusOr<std::vector<int64_t>>)> done) = 0;
+  // Comes behind its queued steps, perhaps before it returns.
+  virtual void ExportSession(std::string session_id, ExportDone done) = 0;
+  // expected: num_layers, heads, dims and KV dtype that the session must have.
+  virtual std::unique_ptr<SessionImport> ImportSession(std::optional<SessionConfig> expected) = 0;
   virtual absl::StatusOr<SessionInfo> GetSession(absl::string_view session_id) = 0;
   // Up to `limit` sessions with sequence > after.
   virtual std::vector<SessionInfo> ListSessions(uint64_t after, int limit) = 0;

@@ -285,6 +285,10 @@ void EngineImpl::FailQueued(const absl::Status& status, Afterwards* after) {
     FinishJob(job, status, after);
   }
   for (PendingCreate& create : std::exchange(creates_, {})) {
+    if (create.imported != nullptr) {
+      imports_--;
+      after->release.push_back(std::move(create.imported));
+    }
     after->calls.push_back([done = std::move(create.done), status]() mutable { done(status); });
   }
   stat_queue_depth_ = scheduler_.queued_items();

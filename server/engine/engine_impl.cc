@@ -18,11 +18,6 @@ constexpr int64_t kReleaseBlocks = 1024;
 constexpr int kReapSessions = 64;
 constexpr int kListSessions = 64;
 
-uint32_t ShapeKey(const KvShape& s) {
-  return static_cast<uint32_t>(s.head_dim) << 16 | static_cast<uint32_t>(s.value_dim) << 4 |
-         static_cast<uint32_t>(s.dtype);
-}
-
 absl::Status UnavailableError() {
   return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the server is shutting down");
 }
@@ -88,6 +83,7 @@ EngineImpl::~EngineImpl() {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = draining_ = abandoned_ = true;
+    stop_storage_ = true;
     work_cv_.Signal();
     reaper_cv_.Signal();
     spill_cv_.Signal();
@@ -146,7 +142,7 @@ void EngineImpl::CreateSession(SessionConfig config, SessionDone done) {
     } else if (prepared_shapes_.contains(ShapeKey(model->config.shape))) {
       result = OpenAndDescribe(std::move(model));
     } else {
-      creates_.push_back({std::move(model), std::move(done)});
+      creates_.push_back({std::move(model), std::move(done), nullptr});
       if (!busy_) work_cv_.Signal();
       return;
     }
@@ -169,13 +165,17 @@ void EngineImpl::PrepareAndCreate(std::vector<PendingCreate> creates) {
       prepared_shapes_.insert(ShapeKey(shape));
       if (abandoned_) {
         result = UnavailableError();
+      } else if (create.imported != nullptr) {
+        result = InsertImported(create.imported);
       } else {
         result = OpenAndDescribe(std::move(create.model));
       }
     }
+    using Origin = EngineObserver::Origin;
     if (result.ok()) {
-      observer_->OnSessionCreated(EngineObserver::Origin::kCreate);
+      observer_->OnSessionCreated(create.imported != nullptr ? Origin::kImport : Origin::kCreate);
     } else {
+      if (create.imported != nullptr) DropImport(create.imported);
       Reject(result.status());
     }
     create.done(std::move(result));
@@ -189,11 +189,7 @@ absl::StatusOr<SessionInfo> EngineImpl::OpenAndDescribe(std::shared_ptr<const Se
 }
 
 absl::StatusOr<EngineImpl::SessionPtr> EngineImpl::OpenSession(std::shared_ptr<const SessionModel> model) {
-  if (sessions_.size() >= options_.max_sessions) {
-    return MakeError(absl::StatusCode::kResourceExhausted, "SESSION_LIMIT",
-                     absl::StrCat("there are ", sessions_.size(), " sessions; the limit is ", options_.max_sessions),
-                     {{"limit", absl::StrCat(options_.max_sessions)}}, absl::Seconds(1));
-  }
+  if (absl::Status status = CheckSessionLimit(); !status.ok()) return status;
   SessionId id = NewSessionId();
   auto session = std::make_shared<Session>(id, next_sequence_++, std::move(model), pool_.get());
   const int64_t reserve_tokens = session->model->config.reserve_tokens;
@@ -213,12 +209,24 @@ absl::StatusOr<EngineImpl::SessionPtr> EngineImpl::OpenSession(std::shared_ptr<c
                      {{"needed_bytes", absl::StrCat(needed)}, {"available_bytes", absl::StrCat(available)}},
                      never ? absl::ZeroDuration() : absl::Milliseconds(500));
   }
+  InsertSession(session);
+  return session;
+}
+
+absl::Status EngineImpl::CheckSessionLimit() const {
+  const int64_t sessions = sessions_.size() + imports_;
+  if (sessions < options_.max_sessions) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, "SESSION_LIMIT",
+                   absl::StrCat("there are ", sessions, " sessions; the limit is ", options_.max_sessions),
+                   {{"limit", absl::StrCat(options_.max_sessions)}}, absl::Seconds(1));
+}
+
+void EngineImpl::InsertSession(const SessionPtr& session) {
   const absl::Time now = absl::Now();
   session->create_time = now;
   sessions_.Insert(session, now);
   stat_sessions_ = sessions_.size();
   WakeReaper();
-  return session;
 }
 
 absl::StatusOr<EngineImpl::SessionPtr> EngineImpl::FindSession(absl::string_view text) {
@@ -297,10 +305,10 @@ absl::StatusOr<bool> EngineImpl::CloseSession(absl::string_view session_id) {
   return true;
 }
 
-void EngineImpl::ReleaseBlocks(const SessionPtr& session) {
+void EngineImpl::ReleaseCache(SessionCache* cache) {
   for (;;) {
     absl::MutexLock lock(&mutex_);
-    if (session->cache.Release(kReleaseBlocks)) return;
+    if (cache->Release(kReleaseBlocks)) return;
   }
 }
 

@@ -31,6 +31,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "server/cache/block_pool.h"
+#include "server/cache/snapshot.h"
 #include "server/cache/snapshot_store.h"
 #include "server/engine/batch_runner.h"
 #include "server/engine/chunk_budget.h"
@@ -57,6 +58,8 @@ class EngineImpl final : public Engine {
   void ForkSession(std::string session_id, std::optional<int64_t> length, SessionDone done) override;
   void ReorderSessions(std::vector<std::string> session_ids, std::vector<int> sources,
                        absl::AnyInvocable<void(absl::StatusOr<std::vector<int64_t>>)> done) override;
+  void ExportSession(std::string session_id, ExportDone done) override;
+  std::unique_ptr<SessionImport> ImportSession(std::optional<SessionConfig> expected) override;
   absl::StatusOr<SessionInfo> GetSession(absl::string_view session_id) override;
   std::vector<SessionInfo> ListSessions(uint64_t after, int limit) override;
   absl::StatusOr<bool> CloseSession(absl::string_view session_id) override;
@@ -91,16 +94,26 @@ class EngineImpl final : public Engine {
   struct PendingCreate {
     std::shared_ptr<const SessionModel> model;
     SessionDone done;
+    SessionPtr imported;  // null: to be created
   };
+
+  // Of prepared_shapes_.
+  static uint32_t ShapeKey(const KvShape& s) {
+    return static_cast<uint32_t>(s.head_dim) << 16 | static_cast<uint32_t>(s.value_dim) << 4 |
+           static_cast<uint32_t>(s.dtype);
+  }
 
   // sessions
   absl::StatusOr<SessionPtr> OpenSession(std::shared_ptr<const SessionModel> model)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<SessionInfo> OpenAndDescribe(std::shared_ptr<const SessionModel> model)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckSessionLimit() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void InsertSession(const SessionPtr& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<SessionPtr> FindSession(absl::string_view id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   SessionInfo Describe(const Session& session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ReleaseBlocks(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mutex_);
+  void ReleaseBlocks(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mutex_) { ReleaseCache(&session->cache); }
+  void ReleaseCache(SessionCache* cache) ABSL_LOCKS_EXCLUDED(mutex_);
   void WakeReaper() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReaperLoop() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -114,6 +127,16 @@ class EngineImpl final : public Engine {
   absl::Status Move(Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<SessionPtr> Fork(const Session& parent, std::optional<int64_t> length)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // transfer (transfer.cc)
+  class Export;
+  class Import;
+  // A session that has its memory and its place, but is in no table.
+  absl::StatusOr<SessionPtr> PrepareImport(std::shared_ptr<const SessionModel> model, const SnapshotLayout& layout)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void DropImport(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OpenImported(SessionPtr session, SessionDone done) ABSL_LOCKS_EXCLUDED(mutex_);
+  SessionInfo InsertImported(const SessionPtr& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // submission
   absl::Status CheckAccepting(int64_t tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -149,7 +172,8 @@ class EngineImpl final : public Engine {
   void Spill(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<SnapshotStore*> OpenStore(const std::string& directory) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AdoptFile(SnapshotStore* store, const SnapshotStore::Entry& file) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<int64_t> SaveSession(const SessionPtr& session, SnapshotStore* store) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<int64_t> SaveSession(const SessionPtr& session, SnapshotStore* store, absl::FunctionRef<bool()> stop)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   void Store(Session* session, StoredSession stored) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::unique_ptr<StoredSession> Unstore(Session* session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes the session's file with it, if it has one. To be called without the mutex.
@@ -198,6 +222,7 @@ class EngineImpl final : public Engine {
   Scheduler scheduler_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, std::unique_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
   std::vector<PendingCreate> creates_ ABSL_GUARDED_BY(mutex_);
+  int64_t imports_ ABSL_GUARDED_BY(mutex_) = 0;  // prepared and not yet in the table; they hold places of sessions
   absl::flat_hash_set<uint32_t> prepared_shapes_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_job_id_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 1;
@@ -218,6 +243,8 @@ class EngineImpl final : public Engine {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // what is left is to be completed with UNAVAILABLE
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::atomic<bool> stop_storage_{false};  // what is being written or read is given up
 
   // Copies for stats().
   std::atomic<int64_t> stat_sessions_spilled_{0}, stat_spilled_bytes_{0};

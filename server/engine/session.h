@@ -34,7 +34,7 @@ struct StoredSession {
   std::vector<int64_t> lengths, first_tokens;
 };
 
-// Guarded by the engine's mutex, but for `model` and the ids, which never change, and for the cache's tables while a
+// Guarded by the engine's mutex, but for `model` and the id, which never change, and for the cache's tables while a
 // step runs (session_cache.h). Kept alive by the table and by every queued step.
 struct Session {
   Session(SessionId session_id, uint64_t session_sequence, std::shared_ptr<const SessionModel> session_model,
@@ -45,7 +45,8 @@ struct Session {
         cache(pool, model->layout.block_bytes, model->config.num_layers, model->config.heads.num_kv_heads) {}
 
   const SessionId id;
-  const uint64_t sequence;  // creation order; its lane in the scheduler
+  // Creation order; its lane in the scheduler. An imported session has none before it is in the table.
+  uint64_t sequence;
   const std::shared_ptr<const SessionModel> model;
   SessionCache cache;
 

@@ -8,6 +8,8 @@
 
 #include "attnd/v1/attnd.grpc.pb.h"
 #include "server/rpc/attention_calls.h"
+#include "server/rpc/export_call.h"
+#include "server/rpc/import_call.h"
 #include "server/rpc/service_state.h"
 #include "server/rpc/session_calls.h"
 #include "server/rpc/step_stream.h"
@@ -21,9 +23,10 @@ constexpr int64_t kAnswerOverheadBytes = 64 << 10;
 using A = v1::Attention;
 using RawService = A::WithRawCallbackMethod_Attend<A::WithRawCallbackMethod_CreateSession<
     A::WithRawCallbackMethod_Step<A::WithRawCallbackMethod_StepStream<A::WithRawCallbackMethod_RewindSession<
-        A::WithRawCallbackMethod_GetSession<A::WithRawCallbackMethod_ListSessions<
-            A::WithRawCallbackMethod_CloseSession<A::WithRawCallbackMethod_GetServerInfo<
-                A::WithRawCallbackMethod_ForkSession<A::WithRawCallbackMethod_ReorderSessions<A::Service>>>>>>>>>>>;
+        A::WithRawCallbackMethod_GetSession<A::WithRawCallbackMethod_ListSessions<A::WithRawCallbackMethod_CloseSession<
+            A::WithRawCallbackMethod_GetServerInfo<A::WithRawCallbackMethod_ForkSession<
+                A::WithRawCallbackMethod_ReorderSessions<A::WithRawCallbackMethod_ExportSession<
+                    A::WithRawCallbackMethod_ImportSession<A::Service>>>>>>>>>>>>>;
 
 class Service final : public RawService {
  public:
@@ -53,6 +56,12 @@ class Service final : public RawService {
   grpc::ServerUnaryReactor* ReorderSessions(Context* context, const Bytes* in, Bytes* out) override {
     return StartCall<ReorderSessionsCall>(state_, context, in, out);
   }
+  grpc::ServerWriteReactor<Bytes>* ExportSession(Context* context, const Bytes* in) override {
+    return ExportCall::Start(state_, context, in);
+  }
+  grpc::ServerReadReactor<Bytes>* ImportSession(Context* context, Bytes* out) override {
+    return ImportCall::Start(state_, context, out);
+  }
   grpc::ServerUnaryReactor* GetSession(Context* context, const Bytes* in, Bytes* out) override {
     return StartCall<GetSessionCall>(state_, context, in, out);
   }
@@ -80,6 +89,11 @@ ServiceState::ServiceState(Engine* engine_arg, RpcObserver* observer_arg, const 
                        std::min(kAnswerOverheadBytes, options_arg.max_message_bytes / 2)),
       admission(options_arg.max_inflight_bytes, options_arg.max_streams) {}
 
+std::vector<std::shared_ptr<StreamCall>> ServiceState::Streams() {
+  absl::MutexLock lock(&streams_mutex);
+  return {streams.begin(), streams.end()};
+}
+
 AttentionService::AttentionService(Engine* engine, RpcObserver* observer, const RpcOptions& options)
     : state_(std::make_unique<ServiceState>(engine, observer, options)),
       service_(std::make_unique<Service>(state_.get())) {}
@@ -95,12 +109,11 @@ EdgeStats AttentionService::stats() const {
 
 void AttentionService::BeginDrain() {
   state_->admission.BeginDrain();
-  std::vector<std::shared_ptr<StepStreamCall>> streams;
-  {
-    absl::MutexLock lock(&state_->streams_mutex);
-    streams.assign(state_->streams.begin(), state_->streams.end());
-  }
-  for (const auto& stream : streams) stream->BeginDrain();
+  for (const auto& stream : state_->Streams()) stream->BeginDrain();
+}
+
+void AttentionService::CutOff() {
+  for (const auto& stream : state_->Streams()) stream->CutOff();
 }
 
 bool AttentionService::WaitForCalls(absl::Time deadline) { return state_->admission.WaitForCalls(deadline); }

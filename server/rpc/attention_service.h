@@ -32,7 +32,7 @@ struct RpcOptions {
 
   int64_t max_message_bytes = int64_t{64} << 20;
   int64_t max_inflight_bytes = int64_t{1} << 30;  // of requests and their answers
-  int64_t max_streams = 4096;                     // open at a time
+  int64_t max_streams = 4096;                     // steps', exports and imports, open at a time
   std::shared_ptr<const TokenTable> tokens;       // null: no token is asked for
 };
 
@@ -52,8 +52,10 @@ class AttentionService {
   EdgeStats stats() const;
 
   // From now on new calls are refused with UNAVAILABLE (DRAINING), and each stream ends so once the steps that it has
-  // in flight are answered. Returns at once.
+  // in flight are answered; imports end at once, exports go on. Returns at once.
   void BeginDrain();
+  // The exports that still go on end with UNAVAILABLE (DRAINING), unless their clients do not read. Returns at once.
+  void CutOff();
   // True once every call has ended; false when `deadline` came first.
   bool WaitForCalls(absl::Time deadline);
 

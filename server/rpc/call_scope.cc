@@ -4,10 +4,18 @@
 
 namespace attnd {
 
+namespace {
+
+bool IsStream(RpcMethod method) {
+  return method == RpcMethod::kStepStream || method == RpcMethod::kExportSession || method == RpcMethod::kImportSession;
+}
+
+}  // namespace
+
 CallScope::CallScope(Admission* admission, RpcObserver* observer, RpcMethod method)
     : admission_(admission), observer_(observer), method_(method), start_(std::chrono::steady_clock::now()) {
   admission_->CallBegins();
-  if (method_ == RpcMethod::kStepStream) {
+  if (IsStream(method_)) {
     observer_->OnStreamsActive(1);
   } else {
     observer_->OnRequestsInFlight(1);
@@ -28,7 +36,7 @@ absl::Status CallScope::Reserve(int64_t bytes) {
 
 void CallScope::Handled(absl::StatusCode code) {
   if (handled_.exchange(true, std::memory_order_acq_rel)) return;
-  if (method_ == RpcMethod::kStepStream) {
+  if (IsStream(method_)) {
     observer_->OnStreamsActive(-1);
   } else {
     observer_->OnRequestsInFlight(-1);

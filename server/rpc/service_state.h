@@ -3,6 +3,7 @@
 #define ATTND_SERVER_RPC_SERVICE_STATE_H_
 
 #include <memory>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
@@ -12,10 +13,9 @@
 #include "server/rpc/attention_service.h"
 #include "server/rpc/auth.h"
 #include "server/rpc/rpc_observer.h"
+#include "server/rpc/stream_call.h"
 
 namespace attnd {
-
-class StepStreamCall;
 
 struct ServiceState {
   ServiceState(Engine* engine, RpcObserver* observer, const RpcOptions& options);
@@ -26,9 +26,9 @@ struct ServiceState {
   const int64_t max_answer_bytes;  // of tensors: leaves room for the fields around them
   Admission admission;
 
-  // Streams are told when a drain begins.
   absl::Mutex streams_mutex;
-  absl::flat_hash_set<std::shared_ptr<StepStreamCall>> streams ABSL_GUARDED_BY(streams_mutex);
+  std::vector<std::shared_ptr<StreamCall>> Streams() ABSL_LOCKS_EXCLUDED(streams_mutex);
+  absl::flat_hash_set<std::shared_ptr<StreamCall>> streams ABSL_GUARDED_BY(streams_mutex);
 };
 
 }  // namespace attnd

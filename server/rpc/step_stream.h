@@ -25,10 +25,12 @@
 #include "attnd/v1/attnd.pb.h"
 #include "server/rpc/call_scope.h"
 #include "server/rpc/service_state.h"
+#include "server/rpc/stream_call.h"
 
 namespace attnd {
 
 class StepStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                             public StreamCall,
                              public std::enable_shared_from_this<StepStreamCall> {
  public:
   static constexpr int kMaxInFlight = 64;
@@ -38,7 +40,8 @@ class StepStreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   StepStreamCall(ServiceState* state, grpc::CallbackServerContext* context);
 
-  void BeginDrain();
+  void BeginDrain() override;
+  void CutOff() override {}  // what is in flight is the engine's to end
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
