@@ -123,6 +123,7 @@ class SessionCache {
 
   absl::Span<const BlockId> Entries(const Layer& layer, int64_t first, int64_t last) const;  // of block indices
   bool IsShared(const Layer& layer, int64_t index) const;
+  int64_t CommonBlocks(const Layer& a, const Layer& b) const;  // the first ones that are the same in both
   void Grow(Layer* layer, int64_t blocks);
   void SetLength(Layer* layer, int64_t length);
 
