@@ -59,6 +59,19 @@ ABSL_FLAG(int, compute_threads, Options().compute_threads,
 ABSL_FLAG(int64_t, max_sessions, Options().max_sessions, "most sessions open at a time");
 ABSL_FLAG(absl::Duration, session_idle_ttl, Options().session_idle_ttl,
           "how long a session without a time to live of its own may stay idle; inf: for ever");
+ABSL_FLAG(
+    std::string, eviction, Options().eviction,
+    "what happens when the cache is full. none: requests that need memory are refused; lru: sessions that have been "
+    "idle longest make room, to disk if --spill_dir is given, else they are dropped");
+ABSL_FLAG(std::string, spill_dir, Options().spill_dir,
+          "directory for sessions that make room (--eviction=lru); their next step brings them back. What a killed "
+          "process left there is served again");
+ABSL_FLAG(std::string, restore, Options().restore,
+          "directory with the sessions that an earlier attnd saved (--snapshot_on_drain): they are served again, under "
+          "their ids. Made if it is not there");
+ABSL_FLAG(std::string, snapshot_on_drain, Options().snapshot_on_drain,
+          "directory to save all sessions in before attnd ends on SIGTERM; may be that of --restore. A second signal "
+          "ends the saving");
 ABSL_FLAG(int64_t, max_queue_tokens, Options().max_queue_tokens, "most tokens that wait to be computed");
 ABSL_FLAG(int64_t, max_queue_requests, Options().max_queue_requests, "most requests that wait to be computed");
 ABSL_FLAG(absl::Duration, max_queue_delay, Options().max_queue_delay,
@@ -99,6 +112,10 @@ constexpr absl::string_view kFlagNames[] = {
     "compute_threads",
     "max_sessions",
     "session_idle_ttl",
+    "eviction",
+    "spill_dir",
+    "restore",
+    "snapshot_on_drain",
     "max_queue_tokens",
     "max_queue_requests",
     "max_queue_delay",
@@ -155,6 +172,10 @@ Options OptionsFromFlags() {
   options.compute_threads = absl::GetFlag(FLAGS_compute_threads);
   options.max_sessions = absl::GetFlag(FLAGS_max_sessions);
   options.session_idle_ttl = absl::GetFlag(FLAGS_session_idle_ttl);
+  options.eviction = absl::GetFlag(FLAGS_eviction);
+  options.spill_dir = absl::GetFlag(FLAGS_spill_dir);
+  options.restore = absl::GetFlag(FLAGS_restore);
+  options.snapshot_on_drain = absl::GetFlag(FLAGS_snapshot_on_drain);
   options.max_queue_tokens = absl::GetFlag(FLAGS_max_queue_tokens);
   options.max_queue_requests = absl::GetFlag(FLAGS_max_queue_requests);
   options.max_queue_delay = absl::GetFlag(FLAGS_max_queue_delay);
@@ -242,6 +263,10 @@ void PrintConfig(const Options& o, std::ostream& out) {
   line("compute_threads", o.compute_threads);
   line("max_sessions", o.max_sessions);
   line("session_idle_ttl", absl::FormatDuration(o.session_idle_ttl));
+  line("eviction", o.eviction);
+  line("spill_dir", o.spill_dir);
+  line("restore", o.restore);
+  line("snapshot_on_drain", o.snapshot_on_drain);
   line("max_queue_tokens", o.max_queue_tokens);
   line("max_queue_requests", o.max_queue_requests);
   line("max_queue_delay", absl::FormatDuration(o.max_queue_delay));

@@ -56,8 +56,8 @@ void TellServiceManager(absl::string_view state) {
   }
 }
 
-// Drains, and hurries if another signal comes meanwhile.
-void DrainOnSignal(const sigset_t& signals, Server* server) {
+// Drains and saves, and hurries if another signal comes meanwhile. False: sessions that were to be saved are lost.
+bool DrainOnSignal(const sigset_t& signals, Server* server) {
   int signal_number = 0;
   sigwait(&signals, &signal_number);
   TellServiceManager("STOPPING=1\nSTATUS=draining");
@@ -71,10 +71,12 @@ void DrainOnSignal(const sigset_t& signals, Server* server) {
     }
   });
   const bool complete = server->Drain();
+  const bool saved = server->SaveSessions();
   drained.store(true);
   hurrier.join();
   Log(complete ? LogLevel::kInfo : LogLevel::kWarning,
       complete ? "drained: every call was answered" : "drained: calls were cut off by the timeout or a second signal");
+  return saved;
 }
 
 int Serve(const Options& options, const sigset_t& signals) {
@@ -86,8 +88,7 @@ int Serve(const Options& options, const sigset_t& signals) {
                                         : absl::StrCat(", metrics on http://", metrics_address, "/metrics"))
             << std::endl;
   TellServiceManager(absl::StrCat("READY=1\nSTATUS=serving on ", (*server)->address()));
-  DrainOnSignal(signals, server->get());
-  return 0;
+  return DrainOnSignal(signals, server->get()) ? 0 : 1;
 }
 
 int Main(int argc, char** argv) {

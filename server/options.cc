@@ -75,6 +75,22 @@ absl::Status CheckListen(absl::string_view listen) {
       absl::StrCat("--listen is '", listen, "', but must be ADDRESS:PORT with a port of 0..65535"));
 }
 
+absl::Status CheckEviction(const Options& o) {
+  if (o.eviction != "none" && o.eviction != "lru") {
+    return absl::InvalidArgumentError(absl::StrCat("--eviction is '", o.eviction, "', but must be none or lru"));
+  }
+  if (!o.spill_dir.empty() && o.eviction != "lru") {
+    return absl::InvalidArgumentError(absl::StrCat("--spill_dir is '", o.spill_dir, "', which needs --eviction=lru"));
+  }
+  for (const auto& [name, directory] :
+       {std::pair{"restore", &o.restore}, std::pair{"snapshot_on_drain", &o.snapshot_on_drain}}) {
+    if (o.spill_dir.empty() || *directory != o.spill_dir) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--spill_dir and --", name, " are both '", o.spill_dir, "', but must be different directories"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Check(const Options& o) {
   constexpr int64_t kMany = int64_t{1} << 40;
   if (absl::Status status = CheckListen(o.listen); !status.ok()) return status;
@@ -88,6 +104,7 @@ absl::Status Check(const Options& o) {
   if (status.ok()) status = CheckRange("compute_threads", o.compute_threads, 1, 1024);
   if (status.ok()) status = CheckRange("max_sessions", o.max_sessions, int64_t{1}, kMany);
   if (status.ok()) status = CheckPositive("session_idle_ttl", o.session_idle_ttl);
+  if (status.ok()) status = CheckEviction(o);
   if (status.ok()) status = CheckRange("max_queue_tokens", o.max_queue_tokens, int64_t{1}, kMany);
   if (status.ok()) status = CheckRange("max_queue_requests", o.max_queue_requests, int64_t{1}, kMany);
   if (status.ok()) status = CheckPositive("max_queue_delay", o.max_queue_delay);

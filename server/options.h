@@ -19,6 +19,10 @@ struct Options {
   int compute_threads = 0;     // 0: as many as the process may use
   int64_t max_sessions = 10000;
   absl::Duration session_idle_ttl = absl::Minutes(10);
+  std::string eviction = "none";  // or "lru"
+  std::string spill_dir;          // empty: none, as below
+  std::string restore;
+  std::string snapshot_on_drain;
   int64_t max_queue_tokens = 65536;
   int64_t max_queue_requests = 4096;
   absl::Duration max_queue_delay = absl::Seconds(5);

@@ -35,6 +35,8 @@ EngineOptions MakeEngineOptions(const Options& options) {
   engine.compute_threads = options.compute_threads;
   engine.max_sessions = options.max_sessions;
   engine.session_idle_ttl = options.session_idle_ttl;
+  engine.evict_lru = options.eviction == "lru";
+  engine.spill_dir = options.spill_dir;
   engine.max_queue_tokens = options.max_queue_tokens;
   engine.max_queue_requests = options.max_queue_requests;
   engine.max_queue_delay = options.max_queue_delay;
@@ -80,6 +82,14 @@ void WarnOfExposure(const Options& options) {
       {{"listen", options.listen}});
 }
 
+void LogSessions(absl::string_view event, const std::string& directory, const SavedSessions& sessions) {
+  Log(sessions.lost > 0 ? LogLevel::kError : LogLevel::kInfo, event,
+      {{"directory", directory},
+       {"sessions", absl::StrCat(sessions.saved)},
+       {"lost", absl::StrCat(sessions.lost)},
+       {"first_error", sessions.first_error}});
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& given) {
@@ -102,6 +112,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& given) {
   server->service_ = std::make_unique<AttentionService>(server->engine_.get(), server->metrics_.get(), *rpc_options);
   server->metrics_->SetStatsSource(server->engine_.get(), server->service_.get());
 
+  if (absl::Status status = server->RestoreSessions(); !status.ok()) return status;
   if (!options->metrics_listen.empty()) {
     auto metrics_server = MetricsServer::Start(options->metrics_listen, *server->metrics_, options->compute_threads);
     if (!metrics_server.ok()) return metrics_server.status();
@@ -126,6 +137,30 @@ Server::~Server() {
 const std::string& Server::address() const { return grpc_server_->address(); }
 
 std::string Server::metrics_address() const { return metrics_server_ == nullptr ? "" : metrics_server_->address(); }
+
+absl::Status Server::RestoreSessions() {
+  // The spill directory holds something only where a process ended without saving it.
+  for (const std::string& directory : {options_.restore, options_.spill_dir}) {
+    if (directory.empty()) continue;
+    const absl::StatusOr<SavedSessions> found = engine_->RestoreSessions(directory);
+    if (!found.ok()) return found.status();
+    if (found->saved == 0 && found->lost == 0) continue;
+    LogSessions("sessions of an earlier process are served again", directory, *found);
+  }
+  return absl::OkStatus();
+}
+
+bool Server::SaveSessions() {
+  if (options_.snapshot_on_drain.empty()) return true;
+  const absl::StatusOr<SavedSessions> saved =
+      engine_->SaveSessions(options_.snapshot_on_drain, [this] { return hurry_.load(std::memory_order_acquire); });
+  if (!saved.ok()) {
+    Log(LogLevel::kError, "the sessions were not saved", {{"reason", std::string(saved.status().message())}});
+    return false;
+  }
+  LogSessions("sessions saved", options_.snapshot_on_drain, *saved);
+  return saved->lost == 0;
+}
 
 bool Server::WaitForCalls(absl::Time deadline) {
   while (!hurry_.load(std::memory_order_acquire)) {

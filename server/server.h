@@ -35,7 +35,11 @@ class Server {
   // Returns once nothing is left, or after the drain timeout with what was left answered UNAVAILABLE.
   // True: nothing was cut off.
   bool Drain();
-  // Makes a Drain that is in progress, or comes later, wait no longer. Signal handlers' threads call it.
+  // After Drain: saves the sessions where options().snapshot_on_drain says, and logs how that went. True: all of them,
+  // or nothing was to be saved.
+  bool SaveSessions();
+  // Makes a Drain or SaveSessions that is in progress, or comes later, wait no longer. Signal handlers' threads call
+  // it.
   void Hurry() { hurry_.store(true, std::memory_order_release); }
 
   Engine& engine() { return *engine_; }
@@ -45,6 +49,7 @@ class Server {
  private:
   Server() = default;
   bool WaitForCalls(absl::Time deadline);
+  absl::Status RestoreSessions();
   void Linger(absl::Time until);  // less if it is to hurry
 
   Options options_;

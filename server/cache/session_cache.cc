@@ -207,6 +207,23 @@ bool SessionCache::Release(int64_t max_blocks) {
   return true;
 }
 
+std::unique_ptr<SessionCache> SessionCache::Detach() {
+  auto detached =
+      std::make_unique<SessionCache>(pool_, block_bytes_, static_cast<int>(layers_.size()), num_kv_heads_);
+  std::swap(detached->account_, account_);
+  std::swap(detached->longest_, longest_);
+  std::swap(detached->layers_, layers_);
+  return detached;
+}
+
+int64_t SessionCache::CountUnshared() const {
+  int64_t count = 0;
+  for (const Layer& l : layers_) {
+    for (const BlockId id : Entries(l, l.first_block, BlockCount(l.length))) count += pool_->IsShared(id) ? 0 : 1;
+  }
+  return count;
+}
+
 void SessionCache::Grow(Layer* layer, int64_t blocks) {
   if (blocks <= layer->capacity) return;
   // Doubling, from what a first step needs: an idle session of one block pays for one.

@@ -92,6 +92,12 @@ class SessionCache {
   // Drops everything, at most about `max_blocks` at a time; true once nothing is left and the reserve is given back.
   bool Release(int64_t max_blocks);
 
+  // Moves everything that this cache holds, its reserve too, to a cache of its own, to be released; this one is empty
+  // afterwards. O(layers).
+  std::unique_ptr<SessionCache> Detach();
+  // Blocks that only this cache holds: what releasing it would free. O(blocks).
+  int64_t CountUnshared() const;
+
   // The layer's own block; kNoBlock when it was freed.
   BlockId block(int layer, int64_t index, int head) const {
     return layers_[layer].blocks[index * num_kv_heads_ + head];

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -148,6 +149,9 @@ class EngineObserver {
   enum class Origin { kCreate, kFork, kImport, kRestore };  // restore: of a file of an earlier process
   virtual void OnSessionCreated(Origin) {}
   virtual void OnSessionClosed(absl::string_view /*reason: closed, expired, evicted, lost*/) {}
+  // An idle session made room for others: its blocks are freed.
+  enum class Eviction { kDropped, kSpilled };
+  virtual void OnEvicted(Eviction) {}
   // A session went to or came from a snapshot, all of it. drain: into --snapshot_on_drain.
   enum class SnapshotOp { kExport, kImport, kSpill, kRestore, kDrain };
   virtual void OnSnapshot(SnapshotOp, int64_t /*bytes*/, absl::Duration) {}
@@ -214,6 +218,13 @@ class SessionImport {
   virtual void Finish(SessionDone done) = 0;
 };
 
+// What became of the sessions when they were saved, or when those of an earlier process were looked for.
+struct SavedSessions {
+  int64_t saved = 0;  // or found
+  int64_t lost = 0;   // that could not be written, or whose files are damaged
+  std::string first_error;
+};
+
 struct CapacityEstimate {
   int64_t bytes_per_token = 0;
   int64_t tokens_capacity = 0;
@@ -254,6 +265,14 @@ class Engine {
   virtual CapacityEstimate Estimate(const SessionConfig& config) = 0;
   virtual EngineStats stats() const = 0;
   virtual const EngineOptions& options() const = 0;
+
+  // Serves the sessions that an earlier process saved in `directory` (or moved there while memory was short), under
+  // their ids: each is read when its first step comes, and its file is removed then. The directory stays locked until
+  // the engine ends. A status: the directory cannot be used. Call before serving.
+  virtual absl::StatusOr<SavedSessions> RestoreSessions(const std::string& directory) = 0;
+  // Writes every session to `directory`, for RestoreSessions of a later process; what it writes is on the disk when it
+  // returns. Asks `stop` before each session. Call after Drain.
+  virtual absl::StatusOr<SavedSessions> SaveSessions(const std::string& directory, absl::FunctionRef<bool()> stop) = 0;
 
   // From now on new work is refused with UNAVAILABLE; what is queued or running is finished. Returns true once
   // nothing is left, false when `deadline` came first (what is left is then completed with UNAVAILABLE).

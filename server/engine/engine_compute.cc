@@ -156,7 +156,7 @@ void EngineImpl::FormBatch(Afterwards* after) {
   }
   for (const Scheduler::Chunk& chunk : batch.chunks) {
     Job* const job = jobs_.find(chunk.id)->second.get();
-    if (!job->started) StartJob(job, now);
+    if (!job->started && !StartJob(job, now)) continue;
     if (job->AllFailed() || job->kind == Job::Kind::kMove) {
       scheduler_.Finish(job->id);
       FinishJob(job, absl::OkStatus(), after);
@@ -177,7 +177,7 @@ void EngineImpl::FormBatch(Afterwards* after) {
   stat_queue_tokens_ = scheduler_.queued_tokens();
 }
 
-void EngineImpl::StartJob(Job* job, absl::Time now) {
+bool EngineImpl::StartJob(Job* job, absl::Time now) {
   job->started = true;
   job->first_compute = now;
   for (size_t i = 0; i < job->runs.size(); i++) {
@@ -189,10 +189,12 @@ void EngineImpl::StartJob(Job* job, absl::Time now) {
       continue;
     }
     session.running = run.entered = true;
-    if (job->kind != Job::Kind::kStep) continue;
-    run.status = StageSegment(job->step.layer, job->step.segments[i], *pool_, &run);
+    if (job->kind != Job::Kind::kStep || StageWithRoom(*job, i, &run)) continue;
+    HoldForRoom(job);
+    return false;
   }
   if (job->kind == Job::Kind::kMove) job->move_status = Move(job);
+  return true;
 }
 
 // The part [begin, end) of the job's tokens, by runs.

@@ -40,6 +40,9 @@ absl::Status CheckOptions(const EngineOptions& o) {
   if (o.prefill_chunk_time <= absl::ZeroDuration()) {
     status.Update(absl::InvalidArgumentError("prefill_chunk_time must be positive"));
   }
+  if (!o.spill_dir.empty() && !o.evict_lru) {
+    status.Update(absl::InvalidArgumentError("spill_dir needs evict_lru"));
+  }
   if (o.max_attend_bytes < 0) status.Update(absl::InvalidArgumentError("max_attend_bytes must not be negative"));
   if (o.session_idle_ttl <= absl::ZeroDuration()) {
     status.Update(absl::InvalidArgumentError("session_idle_ttl must be positive"));
@@ -58,7 +61,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
   if (filled.max_attend_bytes == 0) filled.max_attend_bytes = std::max<int64_t>(1, filled.kv_cache_bytes / 8);
   absl::StatusOr<std::unique_ptr<BlockPool>> pool = BlockPool::Create({filled.kv_cache_bytes, filled.poison_cache});
   if (!pool.ok()) return pool.status();
-  return std::make_unique<EngineImpl>(filled, observer, *std::move(pool));
+  auto engine = std::make_unique<EngineImpl>(filled, observer, *std::move(pool));
+  status = engine->OpenSpillStore();
+  if (!status.ok()) return status;
+  return engine;
 }
 
 EngineImpl::EngineImpl(const EngineOptions& options, EngineObserver* observer, std::unique_ptr<BlockPool> pool)
@@ -68,6 +74,8 @@ EngineImpl::EngineImpl(const EngineOptions& options, EngineObserver* observer, s
       scheduler_(MakeLimits(options)),
       chunk_budget_(options.prefill_chunk_time, options.compute_threads),
       runner_(options.compute_threads, options.compute_hook),
+      spill_thread_([this] { SpillLoop(); }),
+      restore_thread_([this] { RestoreLoop(); }),
       reaper_thread_([this] { ReaperLoop(); }),
       compute_thread_([this] { ComputeLoop(); }) {}
 
@@ -77,9 +85,14 @@ EngineImpl::~EngineImpl() {
     stopping_ = draining_ = abandoned_ = true;
     work_cv_.Signal();
     reaper_cv_.Signal();
+    spill_cv_.Signal();
+    restore_cv_.Signal();
+    room_cv_.SignalAll();
   }
   compute_thread_.join();
   reaper_thread_.join();
+  spill_thread_.join();
+  restore_thread_.join();
   Afterwards after;
   {
     absl::MutexLock lock(&mutex_);
@@ -179,9 +192,13 @@ absl::StatusOr<EngineImpl::SessionPtr> EngineImpl::OpenSession(std::shared_ptr<c
   SessionId id = NewSessionId();
   auto session = std::make_shared<Session>(id, next_sequence_++, std::move(model), pool_.get());
   const int64_t reserve_tokens = session->model->config.reserve_tokens;
-  if (!session->cache.Reserve(reserve_tokens)) {
-    const int64_t needed = session->cache.BlocksFor(reserve_tokens) * session->cache.num_layers() *
-                           static_cast<int64_t>(session->cache.block_bytes());
+  const int64_t needed = session->cache.BlocksFor(reserve_tokens) * session->cache.num_layers() *
+                         static_cast<int64_t>(session->cache.block_bytes());
+  bool reserved = session->cache.Reserve(reserve_tokens);
+  while (!reserved && needed <= options_.kv_cache_bytes && MakeRoom(needed) == Room::kMade) {
+    reserved = session->cache.Reserve(reserve_tokens);
+  }
+  if (!reserved) {
     const int64_t available = pool_->available_bytes();
     (void)session->cache.Release(1);
     const bool never = needed > options_.kv_cache_bytes;
@@ -222,9 +239,15 @@ SessionInfo EngineImpl::Describe(const Session& session) const {
   info.session_id = FormatSessionId(session.id);
   info.config = session.model->config;
   info.layer_lengths.reserve(session.cache.num_layers());
-  for (int i = 0; i < session.cache.num_layers(); i++) {
-    info.layer_lengths.push_back(session.cache.length(i));
-    info.layer_first_tokens.push_back(session.cache.first_token(i));
+  if (session.stored != nullptr) {
+    info.layer_lengths = session.stored->lengths;
+    info.layer_first_tokens = session.stored->first_tokens;
+    info.spilled_bytes = session.stored->bytes;
+  } else {
+    for (int i = 0; i < session.cache.num_layers(); i++) {
+      info.layer_lengths.push_back(session.cache.length(i));
+      info.layer_first_tokens.push_back(session.cache.first_token(i));
+    }
   }
   info.used_bytes = session.cache.used_bytes();
   info.reserved_bytes = session.cache.reserved_bytes();
@@ -258,6 +281,7 @@ std::vector<SessionInfo> EngineImpl::ListSessions(uint64_t after, int limit) {
 
 absl::StatusOr<bool> EngineImpl::CloseSession(absl::string_view session_id) {
   SessionPtr session;
+  std::unique_ptr<StoredSession> stored;
   bool release;
   {
     absl::MutexLock lock(&mutex_);
@@ -271,9 +295,11 @@ absl::StatusOr<bool> EngineImpl::CloseSession(absl::string_view session_id) {
     session = *std::move(found);
     sessions_.Remove(session, GoneReason::kClosed);
     stat_sessions_ = sessions_.size();
-    release = !session->running;  // else the end of its step does it
+    release = !session->running;  // else the end of its step, or of its way back from disk, does it
+    stored = Unstore(session.get());
   }
   if (release) ReleaseBlocks(session);
+  RemoveStored(*session, std::move(stored));
   observer_->OnSessionClosed("closed");
   return true;
 }
@@ -305,6 +331,12 @@ void EngineImpl::ReaperLoop() {
     }
     for (const SessionPtr& session : expired) {
       ReleaseBlocks(session);  // it has no pending job
+      std::unique_ptr<StoredSession> stored;
+      {
+        absl::MutexLock lock(&mutex_);
+        stored = Unstore(session.get());
+      }
+      RemoveStored(*session, std::move(stored));
       observer_->OnSessionClosed("expired");
     }
   }
@@ -326,6 +358,8 @@ EngineStats EngineImpl::stats() const {
   EngineStats stats;
   const PoolGauges gauges = pool_->gauges();
   stats.sessions_active = stat_sessions_;
+  stats.sessions_spilled = stat_sessions_spilled_;
+  stats.spilled_bytes = stat_spilled_bytes_;
   stats.sessions_limit = options_.max_sessions;
   stats.queue_depth = stat_queue_depth_;
   stats.queue_limit = options_.max_queue_requests;

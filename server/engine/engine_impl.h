@@ -3,17 +3,21 @@
 //
 // Threads: callers'; the compute thread (ComputeLoop: forms batches, computes, commits, completes), in whose place a
 // caller computes a short step that it brings while there is nothing else to do; the reaper, which expires idle
-// sessions and otherwise sleeps until the next one is due.
+// sessions and otherwise sleeps until the next one is due; the spiller and the restorer, which write idle sessions to
+// disk and read them back without the mutex, while everything else goes on.
 //
 // Invariants
 //   1. A job is in jobs_ and in scheduler_ from Submit until it is finished; each is finished exactly once.
 //   2. A session has at most one started job, and its blocks are freed only when it has none.
-//   3. session.pending counts its jobs in jobs_; a session with pending jobs does not expire.
+//   3. session.pending counts its jobs in jobs_; a session with pending jobs neither expires nor makes room for others.
+//   4. Jobs that name a session on disk are on hold (job.awaited) until it is back or lost; jobs that found no memory,
+//      until a session has left. So a started job has all its sessions in memory.
 #ifndef ATTND_SERVER_ENGINE_ENGINE_IMPL_H_
 #define ATTND_SERVER_ENGINE_ENGINE_IMPL_H_
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,6 +32,7 @@
 #include "absl/types/span.h"
 #include "server/cache/block_pool.h"
 #include "server/cache/snapshot.h"
+#include "server/cache/snapshot_store.h"
 #include "server/engine/batch_runner.h"
 #include "server/engine/chunk_budget.h"
 #include "server/engine/delay_estimate.h"
@@ -43,6 +48,8 @@ class EngineImpl final : public Engine {
   // `pool` is set up by Engine::Create; `observer` may be null.
   EngineImpl(const EngineOptions& options, EngineObserver* observer, std::unique_ptr<BlockPool> pool);
   ~EngineImpl() override;
+  // Of options.spill_dir; a status when it cannot be used. Call before anything else.
+  absl::Status OpenSpillStore();
 
   void CreateSession(SessionConfig config, SessionDone done) override;
   void Submit(StepTask task) override;
@@ -60,6 +67,8 @@ class EngineImpl final : public Engine {
   EngineStats stats() const override;
   const EngineOptions& options() const override { return options_; }
   bool Drain(absl::Time deadline) override;
+  absl::StatusOr<SavedSessions> RestoreSessions(const std::string& directory) override;
+  absl::StatusOr<SavedSessions> SaveSessions(const std::string& directory, absl::FunctionRef<bool()> stop) override;
 
  private:
   using SessionPtr = std::shared_ptr<Session>;
@@ -77,6 +86,11 @@ class EngineImpl final : public Engine {
     int64_t tokens = 0;
     int64_t prefill_tokens = 0, decodes = 0;
   };
+  struct QueuedSpill {
+    SessionPtr session;
+    int64_t bytes = 0;  // its part of spilling_bytes_
+  };
+  enum class Room { kMade, kComing, kNone };
   struct PendingCreate {
     std::shared_ptr<const SessionModel> model;
     SessionDone done;
@@ -131,9 +145,39 @@ class EngineImpl final : public Engine {
   void Enqueue(std::unique_ptr<Job> job, int64_t scratch_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `here` is set when the caller has been given the compute thread's place: it must call ComputeHere with it.
   absl::Status AdmitStep(std::unique_ptr<Job>* job, std::optional<Afterwards>* here) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool CanChangeNow(const Session& session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayComputeHere(const Job& job) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Duration QueueRetryDelay() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Reject(const absl::Status& status);
+
+  // room (engine_room.cc)
+  // Lets idle sessions go, those that were used last longest ago first, so that `bytes` more of the cache are free:
+  // kMade, at least one has gone; kComing, they are being written to disk (wait for room_made_); kNone.
+  Room MakeRoom(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool DropSessions(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool SpillSessions(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // StageSegment, making room if that helps; false: room is on its way, nothing is staged.
+  bool StageWithRoom(const Job& job, size_t segment, SegmentRun* run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HoldForRoom(Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TellRoomMade() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndWait(uint64_t job_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // storage (engine_storage.cc)
+  void AwaitRestore(const SessionPtr& session, Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RestoreLoop() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Restore(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status TakeMemoryToRestore(Session* session) ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndRestore(const SessionPtr& session, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void SpillLoop() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Spill(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<SnapshotStore*> OpenStore(const std::string& directory) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status AdoptFile(SnapshotStore* store, const SnapshotStore::Entry& file) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<int64_t> SaveSession(const SessionPtr& session, SnapshotStore* store) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Store(Session* session, StoredSession stored) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::unique_ptr<StoredSession> Unstore(Session* session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes the session's file with it, if it has one. To be called without the mutex.
+  void RemoveStored(const Session& session, std::unique_ptr<StoredSession> stored) ABSL_LOCKS_EXCLUDED(mutex_);
+  void ReleaseCache(std::unique_ptr<SessionCache> cache) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // compute
   void ComputeLoop() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -145,7 +189,8 @@ class EngineImpl final : public Engine {
   void ComputeHere(Afterwards after) ABSL_LOCKS_EXCLUDED(mutex_);
   void PrepareAndCreate(std::vector<PendingCreate> creates) ABSL_LOCKS_EXCLUDED(mutex_);
   void FormBatch(Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // into plan_
-  void StartJob(Job* job, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // False: there is no memory yet for its tokens, and it is on hold.
+  bool StartJob(Job* job, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddChunks(Job* job, int64_t begin, int64_t end);  // to plan_
   void Compute() ABSL_LOCKS_EXCLUDED(mutex_);
   void EndBatch(absl::Duration elapsed, Afterwards* after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -167,8 +212,11 @@ class EngineImpl final : public Engine {
   const std::unique_ptr<BlockPool> pool_;  // its methods that are not thread-safe: with mutex_ held
 
   mutable absl::Mutex mutex_;
-  absl::CondVar work_cv_;    // signalled when the compute thread waits and there is something to do
-  absl::CondVar reaper_cv_;  // signalled when a session expires sooner than the reaper would wake
+  absl::CondVar work_cv_;     // signalled when the compute thread waits and there is something to do
+  absl::CondVar restore_cv_;  // signalled when a session is to be restored
+  absl::CondVar spill_cv_;    // signalled when a session is to be spilled
+  absl::CondVar room_cv_;     // signalled when a spill has ended
+  absl::CondVar reaper_cv_;   // signalled when a session expires sooner than the reaper would wake
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   Scheduler scheduler_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, std::unique_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
@@ -180,18 +228,31 @@ class EngineImpl final : public Engine {
   absl::Time reaper_wakes_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   DelayEstimate delay_ ABSL_GUARDED_BY(mutex_);
   ChunkBudget chunk_budget_ ABSL_GUARDED_BY(mutex_);
+  std::deque<SessionPtr> restore_queue_ ABSL_GUARDED_BY(mutex_);
+  std::deque<QueuedSpill> spill_queue_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, std::vector<uint64_t>> restore_waiters_ ABSL_GUARDED_BY(mutex_);  // jobs, by sequence
+  std::vector<uint64_t> room_waiters_ ABSL_GUARDED_BY(mutex_);                                    // jobs
+  int64_t spilling_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // that sessions on their way to disk will free
+  int64_t spills_ended_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time spill_again_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // after a failure
+  std::string spill_error_ ABSL_GUARDED_BY(mutex_);                        // of the last spill
+  absl::flat_hash_map<std::string, std::unique_ptr<SnapshotStore>> stores_ ABSL_GUARDED_BY(mutex_);  // by real path
+  SnapshotStore* spill_store_ = nullptr;                                                             // set by Create
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;  // a thread computes, or answers what it computed
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // what is left is to be completed with UNAVAILABLE
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
   // Copies for stats().
+  std::atomic<int64_t> stat_sessions_spilled_{0}, stat_spilled_bytes_{0};
   std::atomic<int64_t> stat_sessions_{0}, stat_queue_depth_{0}, stat_queue_tokens_{0};
   std::atomic<bool> stat_draining_{false};
 
   // Of the thread that has set busy_.
   BatchRunner runner_;
   Plan plan_;
+  std::thread spill_thread_;
+  std::thread restore_thread_;
   std::thread reaper_thread_;
   std::thread compute_thread_;
 };

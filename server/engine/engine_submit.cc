@@ -67,7 +67,9 @@ void EngineImpl::Enqueue(std::unique_ptr<Job> job, int64_t scratch_bytes) {
     run.in_lane = true;
     run.session->pending++;
     item.lanes.push_back(run.session->sequence);
+    if (run.session->stored != nullptr) AwaitRestore(run.session, job.get());
   }
+  item.held = job->awaited > 0;
   scheduler_.Add(std::move(item));
   jobs_.emplace(job->id, std::move(job));
   stat_queue_depth_ = scheduler_.queued_items();
@@ -75,11 +77,17 @@ void EngineImpl::Enqueue(std::unique_ptr<Job> job, int64_t scratch_bytes) {
   if (!busy_) work_cv_.Signal();
 }
 
+// Not behind queued steps, and not on disk.
+bool EngineImpl::CanChangeNow(const Session& session) const {
+  return session.pending == 0 && session.stored == nullptr;
+}
+
 bool EngineImpl::MayComputeHere(const Job& job) const {
   if (busy_ || stopping_ || !creates_.empty() || scheduler_.size() > 0 || options_.compute_hook) return false;
   double us = 0;
   for (const SegmentRun& run : job.runs) {
     if (run.session == nullptr || !run.status.ok()) continue;
+    if (run.session->stored != nullptr) return false;
     const int64_t keys = run.session->cache.length(job.step.layer) + run.num_tokens;
     us +=
         EstimateAttendUs(run.layout->shape, run.heads, run.num_tokens, VisibleKeys(run.softmax, run.num_tokens, keys));

@@ -113,6 +113,7 @@ struct Job {
   absl::Status move_status;
 
   bool started = false;
+  int awaited = 0;        // sessions that are on their way back from disk, and room: it is on hold until there are none
   bool in_batch = false;  // being computed now, without the mutex
   absl::Time arrival;
   absl::Time first_compute;

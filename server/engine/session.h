@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "kernels/block_layout.h"
@@ -14,6 +15,8 @@
 
 namespace attnd {
 
+class SnapshotStore;
+
 // Why a session is gone; kNone while it is open.
 enum class GoneReason : uint8_t { kNone, kClosed, kExpired, kEvicted, kLost };
 
@@ -22,6 +25,13 @@ struct SessionModel {
   SessionConfig config;
   BlockLayout layout;
   explicit SessionModel(SessionConfig c) : config(std::move(c)), layout(config.shape) {}
+};
+
+// A session on disk: its snapshot in a store, under its id, and what is told of it meanwhile.
+struct StoredSession {
+  SnapshotStore* store = nullptr;
+  int64_t bytes = 0;  // of the file
+  std::vector<int64_t> lengths, first_tokens;
 };
 
 // Guarded by the engine's mutex, but for `model` and the id, which never change, and for the cache's tables while a
@@ -46,6 +56,13 @@ struct Session {
   absl::Time create_time;
   absl::Time idle_since;                       // end of the last job
   absl::Time expiry = absl::InfiniteFuture();  // its entry in the table's order of expiry; infinite: none
+
+  std::unique_ptr<StoredSession> stored;  // null: in memory
+  bool restoring = false;                 // it is on its way back, because jobs wait for it
+  bool spilling = false;                  // it is on its way to disk, unless a job comes for it
+  // Neighbours in the table's order of last use; in it while `in_recency`.
+  Session *older = nullptr, *newer = nullptr;
+  bool in_recency = false;
 };
 
 }  // namespace attnd

@@ -104,7 +104,7 @@ void EngineImpl::MoveSessions(absl::Span<const std::string> ids, absl::AnyInvoca
         status = session.status();  // says more than that the queue is full
         break;
       }
-      at_once = at_once && (*session)->pending == 0;
+      at_once = at_once && CanChangeNow(**session);
       sessions.push_back(*std::move(session));
     }
     if (status.ok() && !at_once) {

@@ -53,16 +53,38 @@ void SessionTable::Remove(const SessionPtr& session, GoneReason reason) {
   const SessionPtr keep = session;  // the argument may be the table's own
   keep->gone = reason;
   SetExpiry(keep.get(), absl::InfiniteFuture());
+  LeaveRecency(keep.get());
   by_sequence_.erase(keep->sequence);
   by_id_.erase(keep->id);
+  RememberGone(keep->id, reason);
+}
+
+void SessionTable::RememberGone(SessionId id, GoneReason reason) {
   if (gone_ring_.size() < kRememberedIds) {
-    gone_ring_.push_back(keep->id);
+    gone_ring_.push_back(id);
   } else {
     gone_.erase(gone_ring_[gone_next_]);
-    gone_ring_[gone_next_] = keep->id;
+    gone_ring_[gone_next_] = id;
     gone_next_ = (gone_next_ + 1) % kRememberedIds;
   }
-  gone_[keep->id] = reason;
+  gone_[id] = reason;
+}
+
+void SessionTable::UpdateRecency(Session* session) {
+  LeaveRecency(session);
+  if (session->stored != nullptr) return;
+  session->older = newest_;
+  (newest_ == nullptr ? oldest_ : newest_->newer) = session;
+  newest_ = session;
+  session->in_recency = true;
+}
+
+void SessionTable::LeaveRecency(Session* session) {
+  if (!session->in_recency) return;
+  (session->older == nullptr ? oldest_ : session->older->newer) = session->newer;
+  (session->newer == nullptr ? newest_ : session->newer->older) = session->older;
+  session->older = session->newer = nullptr;
+  session->in_recency = false;
 }
 
 std::vector<SessionTable::SessionPtr> SessionTable::List(uint64_t after, int limit) const {
@@ -76,6 +98,7 @@ std::vector<SessionTable::SessionPtr> SessionTable::List(uint64_t after, int lim
 
 void SessionTable::Touch(Session* session, absl::Time now) {
   session->idle_since = now;
+  UpdateRecency(session);
   // An entry that is there is early, never late: it is corrected when its time comes, not at every step.
   if (session->expiry == absl::InfiniteFuture()) SetExpiry(session, now + session->model->config.ttl);
 }

@@ -1,4 +1,5 @@
-// The open sessions, by id, by age and by when they expire; and, for a while, why others are gone.
+// The open sessions, by id, by age, by when they were last used and by when they expire; and, for a while, why others
+// are gone.
 //
 // Not thread-safe: the engine's mutex guards it.
 #ifndef ATTND_SERVER_ENGINE_SESSION_TABLE_H_
@@ -44,15 +45,28 @@ class SessionTable {
   // When to call TakeExpired next. A session that was touched meanwhile makes that call find nothing, no harm.
   absl::Time next_expiry() const;
 
+  // Order of last use of the sessions that hold memory (`stored` is null), the one that was idle longest first. Those
+  // with pending jobs are among them, at the place of their last Touch.
+  Session* oldest() const { return oldest_; }
+  SessionPtr Shared(const Session& session) const { return by_id_.find(session.id)->second; }
+  // Call when a session has been stored, and when it has come back.
+  void UpdateRecency(Session* session);
+
+  // An id of an earlier process that is gone.
+  void RememberGone(SessionId id, GoneReason reason);
+
   static absl::Status GoneError(SessionId id, GoneReason reason);
 
  private:
   void SetExpiry(Session* session, absl::Time expiry);
+  void LeaveRecency(Session* session);
 
   absl::flat_hash_map<SessionId, SessionPtr> by_id_;
   absl::btree_map<uint64_t, Session*> by_sequence_;
   // Times may lie before a session's true expiry, which moves with every step: corrected when they come up.
   absl::btree_set<std::pair<absl::Time, uint64_t>> by_expiry_;
+
+  Session *oldest_ = nullptr, *newest_ = nullptr;
 
   absl::flat_hash_map<SessionId, GoneReason> gone_;
   std::vector<SessionId> gone_ring_;  // in the order they went, from gone_next_ once it is full

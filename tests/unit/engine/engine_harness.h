@@ -73,6 +73,7 @@ class CountingObserver : public EngineObserver {
     const char* const names[] = {"created", "forked", "imported", "restored"};
     Count(names[static_cast<int>(origin)]);
   }
+  void OnEvicted(Eviction eviction) override { Count(eviction == Eviction::kDropped ? "dropped" : "spilled"); }
   void OnSnapshot(SnapshotOp op, int64_t, absl::Duration) override { Count(std::string("snapshot ") + OpName(op)); }
   void OnSnapshotFailed(SnapshotOp op) override { Count(std::string("failed ") + OpName(op)); }
   static const char* OpName(SnapshotOp op) {
