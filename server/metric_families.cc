@@ -78,7 +78,9 @@ void AppendEngineFamilies(const EngineStats& stats, std::vector<MetricFamily>* f
     AppendGauge(families, std::move(name), std::move(help), value);
   };
   gauge("attnd_sessions_active", "Open sessions.", stats.sessions_active);
-  gauge("attnd_sessions_spilled", "Open sessions that are on disk.", stats.sessions_spilled);
+  gauge("attnd_sessions_spilled",
+        "Open sessions that are on disk: moved there, or of an earlier process and not asked for yet.",
+        stats.sessions_spilled);
   gauge("attnd_sessions_limit", "Most sessions that may be open at a time.", stats.sessions_limit);
   gauge("attnd_queue_depth", "Requests that wait for compute.", stats.queue_depth);
   gauge("attnd_queue_limit", "Most requests that may wait for compute.", stats.queue_limit);
@@ -90,7 +92,7 @@ void AppendEngineFamilies(const EngineStats& stats, std::vector<MetricFamily>* f
         stats.used_bytes);
   gauge("attnd_kv_cache_shared_bytes", "Cache memory in blocks that more than one session holds, counted once.",
         stats.shared_bytes);
-  gauge("attnd_kv_cache_spilled_bytes", "Bytes of idle sessions moved to disk.", stats.spilled_bytes);
+  gauge("attnd_kv_cache_spilled_bytes", "Bytes of the files of open sessions that are on disk.", stats.spilled_bytes);
   gauge("attnd_kv_cache_tokens", "Tokens held, those of each session's longest layer.", stats.cache_tokens);
 }
 

@@ -35,6 +35,8 @@ constexpr int kCodes = 17;  // of gRPC, 0..16
 constexpr const char* kCloseReasons[] = {"closed", "expired", "evicted", "lost"};
 constexpr const char* kOriginNames[] = {"create", "fork", "import", "restore"};
 constexpr int kOrigins = static_cast<int>(std::size(kOriginNames));
+constexpr const char* kEvictionNames[] = {"dropped", "spilled"};
+constexpr int kEvictions = static_cast<int>(std::size(kEvictionNames));
 constexpr const char* kSnapshotOpNames[] = {"export", "import", "spill", "restore", "drain"};
 constexpr int kSnapshotOps = static_cast<int>(std::size(kSnapshotOpNames));
 // Every reason of the wire contract. What is not among them is counted as "other": a series is never made at run time.
@@ -72,6 +74,7 @@ struct Metrics::State {
   Histogram *batch_segments, *batch_tokens;
   Counter *kv_read_bytes, *connections_refused;
   std::array<Counter*, kOrigins> created;
+  std::array<Counter*, kEvictions> evicted;
   std::array<Histogram*, kSnapshotOps> snapshot_seconds;
   std::array<Counter*, kSnapshotOps> snapshot_bytes, snapshot_failures;
   Gauge *requests_in_flight, *streams_active, *ready, *draining;
@@ -186,13 +189,18 @@ void Metrics::State::AddSessions() {
   for (int origin = 0; origin < kOrigins; ++origin) {
     created[origin] = &AddCounter("sessions_created_total", "Sessions created.", {{"origin", kOriginNames[origin]}});
   }
+  for (int kind = 0; kind < kEvictions; ++kind) {
+    evicted[kind] =
+        &AddCounter("kv_cache_evictions_total", "Idle sessions that made room for others: dropped, or moved to disk.",
+                    {{"reason", kEvictionNames[kind]}});
+  }
   for (int op = 0; op < kSnapshotOps; ++op) {
     const Labels labels = {{"op", kSnapshotOpNames[op]}};
     snapshot_seconds[op] =
         &AddHistogram("snapshot_duration_seconds", "Time to write or read a whole session.", labels, SecondsBuckets());
     snapshot_bytes[op] = &AddCounter("snapshot_bytes_total", "Bytes of sessions written or read whole.", labels);
     snapshot_failures[op] =
-        &AddCounter("snapshot_failures_total", "Sessions that could not be written or read.", labels);
+        &AddCounter("snapshot_failures_total", "Sessions that could not be written or read whole.", labels);
   }
   for (const char* reason : kCloseReasons) {
     closed[reason] = &AddCounter("sessions_closed_total", "Sessions that ended.", {{"reason", reason}});
@@ -243,6 +251,8 @@ void Metrics::OnBatch(int segments, int64_t tokens, int64_t kv_bytes_read) {
 void Metrics::OnCancelled(CancelStage stage) { state_->cancelled[static_cast<int>(stage)]->Increment(); }
 
 void Metrics::OnSessionCreated(Origin origin) { state_->created[static_cast<int>(origin)]->Increment(); }
+
+void Metrics::OnEvicted(Eviction kind) { state_->evicted[static_cast<int>(kind)]->Increment(); }
 
 void Metrics::OnSnapshot(SnapshotOp op, int64_t bytes, absl::Duration duration) {
   state_->snapshot_seconds[static_cast<int>(op)]->Observe(absl::ToDoubleSeconds(duration));

@@ -49,6 +49,7 @@ class Metrics final : public EngineObserver, public RpcObserver {
   void OnBatch(int segments, int64_t tokens, int64_t kv_bytes_read) override;
   void OnCancelled(CancelStage stage) override;
   void OnSessionCreated(Origin origin) override;
+  void OnEvicted(Eviction kind) override;
   void OnSnapshot(SnapshotOp op, int64_t bytes, absl::Duration duration) override;
   void OnSnapshotFailed(SnapshotOp op) override;
   void OnSessionClosed(absl::string_view reason) override;

@@ -140,11 +140,10 @@ class StatusWriter {
   void Phases() {
     Bounds("bucket_bounds_seconds", "attnd_step_duration_seconds");
     json_.Begin("phases");
-    const std::map<std::string, double, std::less<>> tokens = ByLabel("attnd_tokens_total", "phase");
+    const Sums tokens = ByLabel("attnd_tokens_total", "phase");
     for (const char* phase : {"prefill", "decode"}) {
       json_.Begin(phase);
-      const auto count = tokens.find(phase);
-      json_.Number("tokens", count == tokens.end() ? 0 : count->second);
+      json_.Number("tokens", Of(tokens, phase));
       Histogram("step", "attnd_step_duration_seconds", phase);
       Histogram("queue", "attnd_queue_duration_seconds", phase);
       Histogram("compute", "attnd_compute_duration_seconds", phase);
@@ -157,8 +156,10 @@ class StatusWriter {
     json_.Begin("sessions");
     Field("active", "attnd_sessions_active");
     Field("limit", "attnd_sessions_limit");
+    Field("spilled", "attnd_sessions_spilled");
     Object("created", "attnd_sessions_created_total", "origin");
     Object("closed", "attnd_sessions_closed_total", "reason");
+    Object("evictions", "attnd_kv_cache_evictions_total", "reason");
     json_.End();
   }
 
@@ -171,6 +172,23 @@ class StatusWriter {
     Field("spilled_bytes", "attnd_kv_cache_spilled_bytes");
     Field("tokens", "attnd_kv_cache_tokens");
     Field("read_bytes", "attnd_kv_read_bytes_total");
+    json_.End();
+  }
+
+  void Snapshots() {
+    json_.Begin("snapshots");
+    const Sums failures = ByLabel("attnd_snapshot_failures_total", "op");
+    const Sums bytes = ByLabel("attnd_snapshot_bytes_total", "op");
+    if (const MetricFamily* durations = Find("attnd_snapshot_duration_seconds"); durations != nullptr) {
+      for (const ClientMetric& metric : durations->metric) {
+        const absl::string_view op = LabelOf(metric, "op");
+        json_.Begin(op);
+        json_.Number("count", static_cast<double>(metric.histogram.sample_count));
+        json_.Number("bytes", Of(bytes, op));
+        json_.Number("failures", Of(failures, op));
+        json_.End();
+      }
+    }
     json_.End();
   }
 
@@ -215,8 +233,15 @@ class StatusWriter {
     return found == families_.end() ? nullptr : &*found;
   }
 
-  std::map<std::string, double, std::less<>> ByLabel(absl::string_view family, absl::string_view label) const {
-    std::map<std::string, double, std::less<>> sums;
+  using Sums = std::map<std::string, double, std::less<>>;
+
+  static double Of(const Sums& sums, absl::string_view name) {
+    const auto found = sums.find(name);
+    return found == sums.end() ? 0 : found->second;
+  }
+
+  Sums ByLabel(absl::string_view family, absl::string_view label) const {
+    Sums sums;
     const MetricFamily* found = Find(family);
     if (found == nullptr) return sums;
     for (const ClientMetric& metric : found->metric) {
@@ -247,6 +272,7 @@ std::string StatusJson(const std::vector<MetricFamily>& families, int compute_th
 
   status.Sessions();
   status.Cache();
+  status.Snapshots();
   status.Queue();
   status.Requests();
   status.Phases();

@@ -1,6 +1,9 @@
-// attnctl session list | get | close | export | import.
+// attnctl session list | get | fork | close | export | import.
+#include <algorithm>
 #include <iostream>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -12,10 +15,12 @@ namespace attnd::attnctl {
 namespace {
 
 constexpr char kSynopsis[] =
-    "attnctl session list | get ID... | close ID... | export ID --output=FILE | import FILE [FLAG...]";
+    "attnctl session list | get ID... | fork ID | close ID... | export ID --output=FILE | import FILE [FLAG...]";
 constexpr char kSummary[] =
-    "Lists the open sessions in the order of their creation, shows some, or closes some (closing a session that is\n"
-    "closed already is no error). Contents of a session are never shown.\n"
+    "Lists the open sessions in the order of their creation, shows some, forks one (a new session with the same "
+    "tokens,\n"
+    "or the first ones; its id is printed), or closes some (closing a session that is closed already is no error).\n"
+    "Contents of a session are never shown.\n"
     "\n"
     "export writes one to FILE, which has its name only once it is complete; import makes a new session from such a\n"
     "file, of this server or of another, and prints its id. - is standard output or input:\n"
@@ -54,6 +59,10 @@ void PrintSession(const client::SessionInfo& s) {
   absl::PrintF("shape         %d layers, %d/%d heads, head_dim %d, value_dim %d, KV in %s\n", c.num_layers,
                c.num_q_heads, c.num_kv_heads, c.head_dim, c.value_dim_or_default(), client::Name(c.kv_dtype));
   absl::PrintF("tokens        %d (layers: %s)\n", s.length, absl::StrJoin(s.layer_lengths, " "));
+  if (std::any_of(s.layer_first_tokens.begin(), s.layer_first_tokens.end(), [](int64_t first) { return first > 0; })) {
+    absl::PrintF("held from     %s (before that the layers' windows have passed)\n",
+                 absl::StrJoin(s.layer_first_tokens, " "));
+  }
   absl::PrintF("used          %s\nreserved      %s\n", HumanBytes(static_cast<double>(s.used_bytes)),
                HumanBytes(static_cast<double>(s.reserved_bytes)));
   absl::PrintF("created       %s\n", absl::FormatTime(absl::RFC3339_sec, s.create_time, absl::UTCTimeZone()));
@@ -83,6 +92,14 @@ int GetOrClose(const Client& client, const std::string& verb, const std::vector<
   return exit;
 }
 
+int Fork(const Client& client, const std::string& id, int64_t length) {
+  const absl::StatusOr<client::Session> child =
+      client.ForkSession(id, length < 0 ? std::nullopt : std::optional<int64_t>(length));
+  if (!child.ok()) return PrintError(child.status(), client.options().target);
+  absl::PrintF("%s\n", child->id());
+  return kDone;
+}
+
 }  // namespace
 
 int RunSession(const Arguments& arguments) {
@@ -90,21 +107,27 @@ int RunSession(const Arguments& arguments) {
   tool::ConnectionFlags connection(&flags);
   int64_t limit = 1000;
   flags.Int("limit", &limit, 1, 1'000'000'000, "list: at most this many sessions");
+  int64_t length = -1;
+  flags.Int("length", &length, -1, int64_t{1} << 30, "fork: at this many tokens; -1: all");
   std::string output;
   flags.String("output", &output, "export: the file to write, or - for standard output");
   std::vector<std::string> words;
   if (auto exit = ParseOrExit(&flags, arguments, &words)) return *exit;
   const std::string verb = words.empty() ? "" : words[0];
   const bool transfers = verb == "export" || verb == "import";
-  if (verb != "list" && verb != "get" && verb != "close" && !transfers) {
+  if (verb != "list" && verb != "get" && verb != "fork" && verb != "close" && !transfers) {
     std::cerr << "attnctl: session " << (verb.empty() ? "needs a verb" : "has no verb '" + verb + "'")
-              << ": list, get, close, export or import\n";
+              << ": list, get, fork, close, export or import\n";
     return kUsage;
   }
   if ((verb == "list") != (words.size() == 1)) {
     std::cerr << "attnctl: session " << verb
               << (verb == "list" ? " takes no '" + words[1] + "'" : " needs at least one session id") << "\n";
     return kUsage;
+  }
+  if (verb == "fork" && words.size() != 2) {
+    std::cerr << "attnctl: session fork takes one session id, got " << words.size() - 1 << "\n";
+    return 2;
   }
   if (transfers && (words.size() != 2 || (verb == "export") == output.empty())) {
     std::cerr << "attnctl: session " << verb
@@ -117,6 +140,7 @@ int RunSession(const Arguments& arguments) {
   if (verb == "list") return List(*client, limit);
   if (verb == "export") return ExportSession(*client, words[1], output);
   if (verb == "import") return ImportSession(*client, words[1]);
+  if (verb == "fork") return Fork(*client, words[1], length);
   return GetOrClose(*client, verb, {words.begin() + 1, words.end()});
 }
 

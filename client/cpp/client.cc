@@ -164,6 +164,29 @@ absl::StatusOr<SessionInfo> Client::RewindSession(const std::string& session_id,
   return internal::FromWire(response);
 }
 
+absl::StatusOr<Session> Client::ForkSession(const std::string& session_id, std::optional<int64_t> length,
+                                            const CallOptions& call) const {
+  v1::ForkSessionRequest request;
+  v1::Session response;
+  request.set_session_id(session_id);
+  if (length.has_value()) request.set_length(*length);
+  absl::Status status = transport_->Unary(&Stub::ForkSession, request, &response, call, RetrySafe::kNo);
+  if (!status.ok()) return ExplainLostSession(status);
+  return Opened(internal::FromWire(response));
+}
+
+absl::StatusOr<std::vector<int64_t>> Client::ReorderSessions(const std::vector<std::string>& session_ids,
+                                                             const std::vector<int>& sources,
+                                                             const CallOptions& call) const {
+  v1::ReorderSessionsRequest request;
+  v1::ReorderSessionsResponse response;
+  request.mutable_session_ids()->Assign(session_ids.begin(), session_ids.end());
+  request.mutable_sources()->Assign(sources.begin(), sources.end());
+  absl::Status status = transport_->Unary(&Stub::ReorderSessions, request, &response, call, RetrySafe::kNo);
+  if (!status.ok()) return ExplainLostSession(status);
+  return std::vector<int64_t>(response.lengths().begin(), response.lengths().end());
+}
+
 absl::StatusOr<AttendResult> Client::Attend(const AttendRequest& request, const CallOptions& call) const {
   v1::AttendRequest wire;
   v1::AttendResponse response;

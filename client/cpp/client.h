@@ -20,8 +20,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -77,7 +79,9 @@ class Client {
   // NEVER_EXISTED for an id that never was.
   absl::StatusOr<bool> CloseSession(const std::string& session_id, const CallOptions& call = {}) const;
 
-  // Cuts every layer that is longer to `length` tokens.
+  // Cuts every layer that is longer to `length` tokens. INVALID_ARGUMENT with BAD_POSITION: negative, or beyond the
+  // longest layer · FAILED_PRECONDITION with TOKENS_FREED and `first_token`: a layer's window has passed tokens that
+  // the next one would see · NOT_FOUND as GetSession.
   absl::StatusOr<SessionInfo> RewindSession(const std::string& session_id, int64_t length,
                                             const CallOptions& call = {}) const;
 
@@ -95,6 +99,23 @@ class Client {
   // SESSION_LIMIT, CACHE_FULL, TOO_MANY_TOKENS or STREAM_LIMIT · what the source returned.
   absl::StatusOr<Session> ImportSession(const SnapshotSource& source, const SessionConfig* expected = nullptr,
                                         const CallOptions& call = {}) const;
+
+  // A new session that begins with the first `length` tokens of each layer (unset: all; of a shorter layer, all),
+  // behind the queued steps of the one that it is made from. Nothing is copied: both share their blocks until one
+  // writes. It has the same configuration, but reserves nothing. Errors as RewindSession · RESOURCE_EXHAUSTED with
+  // SESSION_LIMIT. Never retried: a lost answer would leave a session behind.
+  absl::StatusOr<Session> ForkSession(const std::string& session_id, std::optional<int64_t> length = {},
+                                      const CallOptions& call = {}) const;
+
+  // Beam search: session_ids[i] takes the tokens that session_ids[sources[i]] has, all at once, without copying and
+  // behind the queued steps of all of them. A source may be named several times. Answers the length of each session's
+  // longest layer. INVALID_ARGUMENT with BAD_SHAPE (lists of unequal length, a source out of range), DUPLICATE_SESSION
+  // or BAD_CONFIG (configurations that differ in more than max_tokens, ttl and reserve_tokens) · FAILED_PRECONDITION
+  // with TOO_LONG (beyond the taker's max_tokens) · NOT_FOUND as GetSession. After an error every session is as before.
+  // Never retried: done twice, it is another order.
+  absl::StatusOr<std::vector<int64_t>> ReorderSessions(const std::vector<std::string>& session_ids,
+                                                       const std::vector<int>& sources,
+                                                       const CallOptions& call = {}) const;
 
   // Stateless attention. INVALID_ARGUMENT with BAD_SHAPE, NOT_FINITE, EMPTY_ROW or SCORE_OVERFLOW ·
   // RESOURCE_EXHAUSTED with QUEUE_FULL.

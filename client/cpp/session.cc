@@ -131,6 +131,10 @@ absl::Status Session::Export(const SnapshotSink& sink, const CallOptions& call) 
   return client_->ExportSession(id_, sink, call);
 }
 
+absl::StatusOr<Session> Session::Fork(std::optional<int64_t> length, const CallOptions& call) const {
+  return client_->ForkSession(id_, length, call);
+}
+
 absl::StatusOr<bool> Session::Close(const CallOptions& call) { return client_->CloseSession(id_, call); }
 
 }  // namespace attnd::client

@@ -31,8 +31,8 @@ struct StepOptions {
   CallOptions call = {};
 };
 
-// Made by Client::CreateSession and Client::OpenSession. Movable, not copyable. It keeps its connection alive. Steps
-// of different layers may run on different threads; those of one layer in the order that the caller wants.
+// Made by Client::CreateSession, OpenSession and ForkSession. Movable, not copyable. It keeps its connection alive.
+// Steps of different layers may run on different threads; those of one layer in the order that the caller wants.
 class Session {
  public:
   Session(Session&&) noexcept;
@@ -68,6 +68,8 @@ class Session {
   // See Client::ExportSession.
   absl::Status Export(const std::function<absl::Status(std::string_view piece, int64_t total_bytes)>& sink,
                       const CallOptions& call = {}) const;
+  // A session of its own with the first `length` tokens of this one, or all; see Client::ForkSession.
+  absl::StatusOr<Session> Fork(std::optional<int64_t> length = {}, const CallOptions& call = {}) const;
   // Idempotent; true: it was open.
   absl::StatusOr<bool> Close(const CallOptions& call = {});
 

@@ -140,6 +140,8 @@ struct SessionInfo {
   SessionConfig config;  // with its defaults filled in
   int64_t length = 0;    // of the longest layer, in tokens
   std::vector<int64_t> layer_lengths;
+  std::vector<int64_t>
+      layer_first_tokens;      // oldest token that each layer still holds; not 0 where a window passed some
   int64_t used_bytes = 0;      // of cache blocks, whole blocks counted
   int64_t reserved_bytes = 0;  // >= used_bytes
   absl::Time create_time;

@@ -1,13 +1,12 @@
 #include "server/cache/snapshot.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cassert>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/append.h"
+#include "server/cache/checksum.h"
 #include "server/cache/snapshot_format.h"
 
 namespace attnd {
@@ -179,7 +178,7 @@ void SnapshotWriter::AppendBlock(std::string* piece) {
 }
 
 void SnapshotWriter::AppendChecksum(std::string* piece) {
-  checksum_ = XXH3_64bits_withSeed(piece->data(), piece->size(), checksum_);
+  checksum_ = Checksum(piece->data(), piece->size(), checksum_);
   Put(checksum_, piece);
 }
 

@@ -28,9 +28,8 @@
 #include "absl/strings/string_view.h"
 #include "kernels/block_layout.h"
 #include "kernels/types.h"
+#include "server/cache/checksum.h"
 #include "server/cache/session_cache.h"
-
-struct XXH3_state_s;
 
 namespace attnd {
 
@@ -138,8 +137,7 @@ class SnapshotWriter {
 // block, and what the piece with the header's end holds behind it. Not thread-safe.
 class SnapshotReader {
  public:
-  SnapshotReader();
-  ~SnapshotReader();
+  SnapshotReader() = default;
   SnapshotReader(const SnapshotReader&) = delete;
   SnapshotReader& operator=(const SnapshotReader&) = delete;
 
@@ -194,11 +192,8 @@ class SnapshotReader {
   std::string frame_problem_;  // what is wrong with the frame's values; told once its checksum is known to be right
   std::unique_ptr<std::byte[]> scratch_;
 
-  struct DeleteHash {
-    void operator()(XXH3_state_s* state) const;
-  };
-  std::unique_ptr<XXH3_state_s, DeleteHash> hash_;  // of the present frame
-  uint64_t checksum_ = 0;                           // the latest, the seed of the next
+  ChecksumStream stream_;  // of the present frame
+  uint64_t checksum_ = 0;  // the latest, the seed of the next
 };
 
 }  // namespace attnd

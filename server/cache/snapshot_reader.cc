@@ -1,5 +1,3 @@
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cassert>
 #include <cfloat>
@@ -8,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/append.h"
+#include "server/cache/checksum.h"
 #include "server/cache/snapshot.h"
 #include "server/cache/snapshot_format.h"
 
@@ -55,11 +54,6 @@ bool HasStorableValues(const BlockLayout& layout, const std::byte* block) {
 }
 
 }  // namespace
-
-void SnapshotReader::DeleteHash::operator()(XXH3_state_s* state) const { XXH3_freeState(state); }
-
-SnapshotReader::SnapshotReader() : hash_(XXH3_createState()) {}
-SnapshotReader::~SnapshotReader() = default;
 
 absl::Status SnapshotReader::Write(absl::string_view bytes) {
   if (!status_.ok()) return status_;
@@ -157,7 +151,7 @@ absl::Status SnapshotReader::ReadPrologue() {
 
 absl::Status SnapshotReader::ReadBody() {
   absl::string_view end = absl::string_view(field_).substr(kPrologueBytes + body_bytes_);
-  checksum_ = XXH3_64bits_withSeed(field_.data(), kPrologueBytes + body_bytes_, 0);
+  checksum_ = Checksum(field_.data(), kPrologueBytes + body_bytes_, 0);
   if (Take<uint64_t>(&end) != checksum_) return Bad("the snapshot's header is damaged: its checksum is wrong");
 
   absl::string_view body = absl::string_view(field_).substr(kPrologueBytes, body_bytes_);
@@ -193,8 +187,8 @@ absl::Status SnapshotReader::ReadBody() {
 }
 
 absl::Status SnapshotReader::ReadFrameStart() {
-  XXH3_64bits_reset_withSeed(hash_.get(), checksum_);
-  XXH3_64bits_update(hash_.get(), field_.data(), field_.size());
+  stream_.Start(checksum_);
+  stream_.Add(field_.data(), field_.size());
   absl::string_view from = field_;
   const auto kind = Take<uint32_t>(&from), blocks = Take<uint32_t>(&from);
   field_.clear();
@@ -220,7 +214,7 @@ void SnapshotReader::StartBlock() {
 
 void SnapshotReader::ReadBlock(absl::string_view* from) {
   const size_t bytes = std::min(layout_->block_bytes - block_filled_, from->size());
-  XXH3_64bits_update(hash_.get(), from->data(), bytes);
+  stream_.Add(from->data(), bytes);
   std::memcpy(to_ + block_filled_, from->data(), bytes);
   from->remove_prefix(bytes);
   block_filled_ += bytes;
@@ -251,7 +245,7 @@ void SnapshotReader::EndBlock() {
 
 absl::Status SnapshotReader::ReadFrameEnd() {
   absl::string_view from = field_;
-  checksum_ = XXH3_64bits_digest(hash_.get());
+  checksum_ = stream_.Result();
   if (Take<uint64_t>(&from) != checksum_) {
     return Bad("frame ", frame_, " of the snapshot is damaged: its checksum is wrong");
   }

@@ -191,11 +191,13 @@ absl::Status SnapshotStore::Finish(absl::string_view name, bool sync, UniqueFd f
   return status;
 }
 
-absl::StatusOr<int64_t> SnapshotStore::Write(absl::string_view name, SnapshotWriter* snapshot) {
+absl::StatusOr<int64_t> SnapshotStore::Write(absl::string_view name, SnapshotWriter* snapshot,
+                                             absl::FunctionRef<bool()> stop) {
   absl::Status status = CheckName(name);
   if (!status.ok()) return status;
   status = WriteFile(name, options_.sync, [&](int fd, const std::string& path) {
     for (std::string piece = snapshot->Next(); !piece.empty(); piece = snapshot->Next()) {
+      if (stop()) return absl::CancelledError(absl::StrCat("writing ", path, " was given up"));
       if (absl::Status written = WriteAll(fd, piece, path); !written.ok()) return written;
     }
     return absl::OkStatus();
@@ -229,6 +231,11 @@ absl::Status SnapshotStore::Adopt(SnapshotStore* from, absl::string_view name) {
   absl::Status status = CheckName(name);
   if (!status.ok()) return status;
   const std::string file = FileOf(name);
+  if (options_.sync && !from->options_.sync) {  // it may be in the page cache alone
+    const UniqueFd fd(openat(from->fd_.get(), file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    if (!fd.valid()) return ErrnoError("open", from->Path(file));
+    if (fdatasync(fd.get()) != 0) return ErrnoError("flush", from->Path(file));
+  }
   if (renameat(from->fd_.get(), file.c_str(), fd_.get(), file.c_str()) == 0) {
     if (!options_.sync) return absl::OkStatus();
     status = SyncDirectory();

@@ -81,7 +81,9 @@ class SnapshotStore {
   // The snapshots that are there, by name.
   absl::StatusOr<std::vector<Entry>> List() const;
   // Writes all of the snapshot, in place of one of that name. Returns its bytes. After an error nothing is left of it.
-  absl::StatusOr<int64_t> Write(absl::string_view name, SnapshotWriter* snapshot);
+  // CANCELLED when `stop`, asked before each piece, says so.
+  absl::StatusOr<int64_t> Write(
+      absl::string_view name, SnapshotWriter* snapshot, absl::FunctionRef<bool()> stop = [] { return false; });
   absl::StatusOr<std::unique_ptr<File>> Read(absl::string_view name) const;
   absl::Status Remove(absl::string_view name);
   // Moves a snapshot of another directory here, in place of one of that name. Where that is another file system it is

@@ -192,6 +192,13 @@ struct EngineStats {
 
 using SessionDone = absl::AnyInvocable<void(absl::StatusOr<SessionInfo>)>;
 
+// What became of the sessions when they were saved, or when those of an earlier process were looked for.
+struct SavedSessions {
+  int64_t saved = 0;  // or found
+  int64_t lost = 0;   // that could not be written, or whose files are damaged
+  std::string first_error;
+};
+
 // A session's snapshot on its way out: of the moment when ExportSession came to it, whatever is done with the session
 // since. Holds the session's blocks until it is destroyed. Not thread-safe; the engine must outlive it.
 class SessionExport {
@@ -216,13 +223,6 @@ class SessionImport {
   // All has come: the session exists when `done` is called with it, and not before. Kernels of a new shape are
   // generated first, as in CreateSession. Once at most.
   virtual void Finish(SessionDone done) = 0;
-};
-
-// What became of the sessions when they were saved, or when those of an earlier process were looked for.
-struct SavedSessions {
-  int64_t saved = 0;  // or found
-  int64_t lost = 0;   // that could not be written, or whose files are damaged
-  std::string first_error;
 };
 
 struct CapacityEstimate {

@@ -83,6 +83,7 @@ EngineImpl::~EngineImpl() {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = draining_ = abandoned_ = true;
+    stop_storage_ = true;
     work_cv_.Signal();
     reaper_cv_.Signal();
     spill_cv_.Signal();

@@ -172,7 +172,8 @@ class EngineImpl final : public Engine {
   void Spill(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<SnapshotStore*> OpenStore(const std::string& directory) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AdoptFile(SnapshotStore* store, const SnapshotStore::Entry& file) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<int64_t> SaveSession(const SessionPtr& session, SnapshotStore* store) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<int64_t> SaveSession(const SessionPtr& session, SnapshotStore* store, absl::FunctionRef<bool()> stop)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   void Store(Session* session, StoredSession stored) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::unique_ptr<StoredSession> Unstore(Session* session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes the session's file with it, if it has one. To be called without the mutex.
@@ -242,6 +243,8 @@ class EngineImpl final : public Engine {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // what is left is to be completed with UNAVAILABLE
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::atomic<bool> stop_storage_{false};  // what is being written or read is given up
 
   // Copies for stats().
   std::atomic<int64_t> stat_sessions_spilled_{0}, stat_spilled_bytes_{0};

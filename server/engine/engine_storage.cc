@@ -48,14 +48,16 @@ SnapshotSource Pin(const Session& session, BlockPool* pool) {
 }
 
 // Reads the file into the cache, or only as far as the header where `cache` is null.
-absl::StatusOr<SnapshotHeader> ReadSnapshot(const SnapshotStore& store, const std::string& name, SessionCache* cache,
-                                            const BlockLayout* layout) {
+absl::StatusOr<SnapshotHeader> ReadSnapshot(
+    const SnapshotStore& store, const std::string& name, SessionCache* cache, const BlockLayout* layout,
+    absl::FunctionRef<bool()> stop = [] { return false; }) {
   absl::StatusOr<std::unique_ptr<SnapshotStore::File>> file = store.Read(name);
   if (!file.ok()) return file.status();
   SnapshotReader reader;
   bool has_target = false;
   std::string piece;
   for (;;) {
+    if (stop()) return absl::CancelledError("the server is shutting down");
     absl::Status status = (*file)->Next(&piece);
     if (status.ok() && !piece.empty()) status = reader.Write(piece);
     if (status.ok() && reader.header() != nullptr && !has_target) {
@@ -182,7 +184,9 @@ absl::Status EngineImpl::Restore(const SessionPtr& session) {
   }
   PrepareKernels(session->model->config.shape);
   const std::string name = FormatSessionId(session->id);
-  const absl::StatusOr<SnapshotHeader> header = ReadSnapshot(*store, name, &session->cache, &session->model->layout);
+  const absl::StatusOr<SnapshotHeader> header =
+      ReadSnapshot(*store, name, &session->cache, &session->model->layout, [this] { return stop_storage_.load(); });
+  if (absl::IsCancelled(header.status())) return header.status();
   if (!header.ok()) {
     observer_->OnSnapshotFailed(SnapshotOp::kRestore);
     (void)store->Remove(name);  // of no use to anyone
@@ -269,7 +273,7 @@ void EngineImpl::Spill(const SessionPtr& session) {
   absl::StatusOr<int64_t> bytes;
   {
     SnapshotWriter writer(*source.cache, session->model->layout, std::move(source.header));
-    bytes = spill_store_->Write(name, &writer);
+    bytes = spill_store_->Write(name, &writer, [this] { return stop_storage_.load(); });
   }
   std::unique_ptr<SessionCache> freed;
   bool keep = false;
@@ -377,7 +381,8 @@ absl::StatusOr<SavedSessions> EngineImpl::RestoreSessions(const std::string& dir
   return result;
 }
 
-absl::StatusOr<int64_t> EngineImpl::SaveSession(const SessionPtr& session, SnapshotStore* store) {
+absl::StatusOr<int64_t> EngineImpl::SaveSession(const SessionPtr& session, SnapshotStore* store,
+                                                absl::FunctionRef<bool()> stop) {
   const std::string name = FormatSessionId(session->id);
   SnapshotSource source;
   SnapshotStore* from = nullptr;
@@ -401,7 +406,7 @@ absl::StatusOr<int64_t> EngineImpl::SaveSession(const SessionPtr& session, Snaps
   absl::StatusOr<int64_t> bytes;
   {
     SnapshotWriter writer(*source.cache, session->model->layout, std::move(source.header));
-    bytes = store->Write(name, &writer);
+    bytes = store->Write(name, &writer, stop);
   }
   ReleaseCache(std::move(source.cache));
   return bytes;
@@ -424,7 +429,7 @@ absl::StatusOr<SavedSessions> EngineImpl::SaveSessions(const std::string& direct
       const absl::Time begin = absl::Now();
       const absl::StatusOr<int64_t> bytes =
           stop() ? absl::StatusOr<int64_t>(absl::CancelledError("there was no time left"))
-                 : SaveSession(session, *store);
+                 : SaveSession(session, *store, stop);
       if (bytes.ok()) {
         result.saved++;
         observer_->OnSnapshot(SnapshotOp::kDrain, *bytes, absl::Now() - begin);

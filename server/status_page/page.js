@@ -194,6 +194,9 @@ function showFailures(now) {
   add((reason) => `refused: ${reason}`, (answer) => answer.requests.rejected);
   add((code) => `ended ${code}`, (answer) => answer.requests.handled);
   add((stage) => `client gone: ${stage}`, (answer) => answer.requests.cancelled);
+  const failed = (answer) => Object.entries(answer.snapshots).map(([op, { failures }]) => [op, failures]);
+  add((op) => `${op} failed`, (answer) => Object.fromEntries(failed(answer)));
+  add((reason) => `session ${reason}`, ({ sessions: { closed: { evicted, lost } } }) => ({ evicted, lost }));
   add((name) => name, (answer) => ({ 'connections refused': answer.requests.connections_refused }));
   rows.sort((a, b) => b[1] - a[1] || b[2] - a[2]);
   fillTable('failures', rows.map(([words, recent, total]) => ['', words, count(recent), count(total)]));
@@ -226,6 +229,9 @@ function showLoad(now) {
   show('sessions.created', count(sum(now.sessions.created)));
   show('sessions.closed', count(now.sessions.closed.closed));
   show('sessions.expired', count(now.sessions.closed.expired));
+  show('sessions.dropped', count(now.sessions.evictions.dropped));
+  show('sessions.spilled', count(now.sessions.spilled));
+  show('sessions.moved', `${count(now.snapshots.spill.count)} / ${count(now.snapshots.restore.count)}`);
   spark('sessions', values((answer) => answer.sessions.active), 1);
   for (const phase of ['prefill', 'decode']) {
     const tokens = (answer) => answer.phases[phase].tokens;

@@ -78,6 +78,8 @@ expect 0 '512 MiB \(536870912 bytes\)' "$bin/attnctl" estimate --model=llama3-8b
 expect 0 '^SESSION' "$bin/attnctl" session list
 expect 1 'NOT_FOUND \(NEVER_EXISTED\)' "$bin/attnctl" session get 00000000000000000000000000000000
 expect 1 'NOT_FOUND \(NEVER_EXISTED\)' "$bin/attnctl" session close 00000000000000000000000000000000
+expect 1 'NOT_FOUND \(NEVER_EXISTED\)' "$bin/attnctl" session fork 00000000000000000000000000000000
+expect 2 'takes one session id, got 2' "$bin/attnctl" session fork a b
 
 expect 2 "unknown flag '--frobnicate'" "$bin/attnctl" info --frobnicate
 expect 2 "unknown command 'inof'" "$bin/attnctl" inof

@@ -30,6 +30,11 @@ for _ in $(seq 100); do
   sleep 0.05
 done
 expect 0 "^session +$session" "$bin/attnctl" session get "$session"
+expect 0 '^[0-9a-f]{32}$' "$bin/attnctl" session fork "$session" --length=8
+child=$(cat "$work/out")
+expect 0 '^tokens +8 ' "$bin/attnctl" session get "$child"
+expect 0 'closed$' "$bin/attnctl" session close "$child"
+expect 1 'INVALID_ARGUMENT \(BAD_POSITION\)' "$bin/attnctl" session fork "$session" --length=1000000000
 expect 0 'closed$' "$bin/attnctl" session close "$session"
 expect 0 'was closed before$' "$bin/attnctl" session close "$session"
 wait "$demo" && fail "the demo succeeded without one of its sessions"

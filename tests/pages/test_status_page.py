@@ -9,6 +9,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +35,12 @@ def url(server: Server) -> str:
 
 def start(*flags: str) -> Server:
     return Server("--kv_cache_bytes=256MiB", "--compute_threads=2", *flags)
+
+
+def bytes_shown(text: str) -> float:
+    """The number of "4.70 MiB"."""
+    number, unit = text.split(" ")
+    return float(number) * 1024 ** ["B", "KiB", "MiB", "GiB"].index(unit)
 
 
 @pytest.fixture
@@ -170,6 +177,50 @@ def test_errors_are_counted_by_reason_and_by_code(server: Server, page: Page) ->
     assert page.evaluate(note) is True
 
 
+def test_sessions_that_made_room_are_shown(page: Page, tmp_path: Path) -> None:
+    spill = tmp_path / "spill"
+    server = start("--kv_cache_bytes=1MiB", "--eviction=lru", f"--spill_dir={spill}")
+    try:
+        page.goto(url(server))
+        with attnd.Client(server.target) as client:
+            sessions = [fill(client, 64, 0) for _ in range(20)]
+            fill(client, 64, 1)
+            (spill / f"{sessions[1].session_id}.attnd").write_bytes(b"damaged")
+            with pytest.raises(attnd.AttndError):
+                sessions[1].step(0, *(np.ones((1, heads, 64), np.float32) for heads in (4, 2, 2)))
+            sessions[0].step(0, *(np.ones((1, heads, 64), np.float32) for heads in (4, 2, 2)))
+            page.wait_for("document.getElementById('failures').rows.length === 4")
+            time.sleep(0.3)  # more may be on its way to the disk than the step waited for
+            truth = status(server)
+            away = truth["sessions"]["spilled"]
+            assert away > 5
+            await_shown(page, "sessions.spilled", str(away))
+            await_shown(page, "sessions.moved", f"{truth['snapshots']['spill']['count']} / 1")
+            assert bytes_shown(shown(page, "cache.spilled")) == pytest.approx(truth["cache"]["spilled_bytes"], rel=5e-3)
+            assert truth["sessions"]["evictions"] == {"dropped": 0, "spilled": truth["snapshots"]["spill"]["count"]}
+            failures = rows(page, "failures")
+            assert failures["restore failed"] == failures["session lost"] == ["1", "1"]
+        check_quiet(page, url(server))
+    finally:
+        server.kill()
+
+
+def test_sessions_that_were_dropped_are_shown(page: Page) -> None:
+    server = start("--kv_cache_bytes=1MiB", "--eviction=lru")
+    try:
+        page.goto(url(server))
+        with attnd.Client(server.target) as client:
+            for _ in range(20):
+                fill(client, 64, 0)
+            dropped = status(server)["sessions"]["evictions"]["dropped"]
+            assert dropped > 0
+            await_shown(page, "sessions.dropped", str(dropped))
+            page.wait_for("document.getElementById('failures').rows.length === 1")
+            assert rows(page, "failures") == {"session evicted": [str(dropped)] * 2}
+    finally:
+        server.kill()
+
+
 def test_a_server_that_is_gone_is_named_and_its_successor_starts_anew(page: Page) -> None:
     first = start()
     try:
@@ -196,12 +247,18 @@ def test_a_server_that_is_gone_is_named_and_its_successor_starts_anew(page: Page
         first.kill()
 
 
-def test_readable_on_a_desk_and_on_a_phone_by_day_and_by_night(server: Server, browser: Browser) -> None:
+def test_readable_on_a_desk_and_on_a_phone_by_day_and_by_night(browser: Browser, tmp_path: Path) -> None:
+    server = start("--kv_cache_bytes=64MiB", "--eviction=lru", f"--spill_dir={tmp_path / 'spill'}")
+    try:
+        check_all_looks(server, browser)
+    finally:
+        server.kill()
+
+
+def check_all_looks(server: Server, browser: Browser) -> None:
     with attnd.Client(server.target) as client:
-        held = [fill(client, 3000, 2) for _ in range(20)]
-        held.append(
-            client.create_session(num_layers=1, num_q_heads=4, num_kv_heads=2, head_dim=64, reserve_tokens=60_000)
-        )
+        held = [client.create_session(num_layers=1, num_q_heads=4, num_kv_heads=2, head_dim=64, reserve_tokens=20_000)]
+        held += [fill(client, 3000, 2) for _ in range(20)]
         for _ in range(3):
             with pytest.raises(attnd.AttndError):
                 client.get_session("00000000000000000000000000000000")
@@ -216,6 +273,7 @@ def test_readable_on_a_desk_and_on_a_phone_by_day_and_by_night(server: Server, b
             assert "\u2013" not in shown(page, "decode.rate")
 
         for page in check_looks(browser, url(server), "status", await_content):
+            assert int(shown(page, "sessions.spilled")) > 0
             assert page.evaluate("document.getElementById('badge').textContent") == "ready"
             small = page.evaluate(
                 "[...document.querySelectorAll('main *')].filter((e) => e.textContent.trim() &&"

@@ -75,6 +75,31 @@ TEST(ResolveOptionsTest, NamesTheFlagThatIsWrong) {
   EXPECT_NE(message(options).find("--session_idle_ttl"), std::string::npos);
 }
 
+TEST(ResolveOptionsTest, WhereSessionsGoWhenMemoryIsShort) {
+  const auto message = [](absl::string_view eviction, absl::string_view spill_dir, absl::string_view restore,
+                          absl::string_view snapshot_on_drain) {
+    Options options;
+    options.eviction = std::string(eviction);
+    options.spill_dir = std::string(spill_dir);
+    options.restore = std::string(restore);
+    options.snapshot_on_drain = std::string(snapshot_on_drain);
+    const absl::Status status = ResolveOptions(options).status();
+    EXPECT_TRUE(status.ok() || absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_EQ(message("fifo", "", "", ""), "--eviction is 'fifo', but must be none or lru");
+  EXPECT_EQ(message("", "", "", ""), "--eviction is '', but must be none or lru");
+  EXPECT_EQ(message("LRU", "", "", ""), "--eviction is 'LRU', but must be none or lru");
+  EXPECT_EQ(message("none", "/spill", "", ""), "--spill_dir is '/spill', which needs --eviction=lru");
+  EXPECT_EQ(message("lru", "/one", "/one", ""),
+            "--spill_dir and --restore are both '/one', but must be different directories");
+  EXPECT_EQ(message("lru", "/one", "", "/one"),
+            "--spill_dir and --snapshot_on_drain are both '/one', but must be different directories");
+  EXPECT_EQ(message("lru", "", "", ""), "");
+  EXPECT_EQ(message("lru", "/spill", "/saved", "/saved"), "");
+  EXPECT_EQ(message("none", "", "/old", "/new"), "");
+}
+
 // gRPC would serve on 34463 and on 443.
 TEST(ResolveOptionsTest, AnAddressWithoutAUsablePortIsRefused) {
   for (const char* listen : {"127.0.0.1:99999", "127.0.0.1", "127.0.0.1:", "127.0.0.1:-1", "127.0.0.1:http", ""}) {

@@ -48,7 +48,8 @@ TEST(ProcessTest, VersionAndHelpSucceed) {
   EXPECT_EQ(version.out(), "attnd 0.1.0\n");
   Program help({"--help"});
   EXPECT_EQ(help.Wait(), 0);
-  for (const char* text : {"--kv_cache_bytes=auto", "--listen=127.0.0.1:50051", "--drain_timeout=30s", "ATTND_"}) {
+  for (const char* text :
+       {"--kv_cache_bytes=auto", "--listen=127.0.0.1:50051", "--drain_timeout=30s", "--eviction=none", "ATTND_"}) {
     EXPECT_TRUE(absl::StrContains(help.out(), text)) << text;
   }
 }
@@ -86,6 +87,33 @@ TEST(ProcessTest, EnvironmentFlagfileAndCommandLineInThatOrder) {
   EXPECT_TRUE(absl::StrContains(both.out(), "--kv_cache_bytes=1GiB\n")) << both.out();
   EXPECT_TRUE(absl::StrContains(both.out(), "--max_sessions=7\n"));
   unlink(flagfile.c_str());
+}
+
+TEST(ProcessTest, WhereSessionsGoCanBeSaidInAllThreeWays) {
+  const std::vector<std::string> environment = {"ATTND_EVICTION=lru", "ATTND_SPILL_DIR=/spill", "ATTND_RESTORE=/old",
+                                                "ATTND_SNAPSHOT_ON_DRAIN=/new"};
+  const std::string lines = "--eviction=lru\n--spill_dir=/spill\n--restore=/old\n--snapshot_on_drain=/new\n";
+  Program program({"--print_config"}, environment);
+  EXPECT_EQ(program.Wait(), 0) << program.err();
+  EXPECT_TRUE(absl::StrContains(program.out(), lines)) << program.out();
+
+  const std::string flagfile = absl::StrCat(::testing::TempDir(), "/attnd_flags_room_", getpid());
+  std::ofstream(flagfile) << lines;
+  Program from_file({"--print_config", "--flagfile=" + flagfile, "--restore="});
+  EXPECT_EQ(from_file.Wait(), 0) << from_file.err();
+  EXPECT_TRUE(absl::StrContains(from_file.out(), "--spill_dir=/spill\n--restore=\n")) << from_file.out();
+  unlink(flagfile.c_str());
+
+  Program none({"--print_config"});
+  EXPECT_EQ(none.Wait(), 0);
+  EXPECT_TRUE(absl::StrContains(none.out(), "--eviction=none\n--spill_dir=\n--restore=\n--snapshot_on_drain=\n"));
+
+  Program wrong({"--print_config"}, {"ATTND_EVICTION=random"});
+  EXPECT_EQ(wrong.Wait(), 1);
+  EXPECT_TRUE(absl::StrContains(wrong.err(), "but must be none or lru")) << wrong.err();
+  Program alone({"--print_config", "--spill_dir=/spill"});
+  EXPECT_EQ(alone.Wait(), 1);
+  EXPECT_TRUE(absl::StrContains(alone.err(), "which needs --eviction=lru")) << alone.err();
 }
 
 TEST(ProcessTest, AFlagfileThatNamesItselfIsRefused) {

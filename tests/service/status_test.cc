@@ -93,6 +93,13 @@ TEST_F(StatusTest, TheStatusSaysWhatTheMetricsSay) {
   for (const auto& [path, series] : std::vector<std::pair<std::string, std::string>>{
            {"sessions.active", "attnd_sessions_active"},
            {"sessions.limit", "attnd_sessions_limit"},
+           {"sessions.spilled", "attnd_sessions_spilled"},
+           {"sessions.created.fork", "attnd_sessions_created_total{origin=\"fork\"}"},
+           {"sessions.evictions.dropped", "attnd_kv_cache_evictions_total{reason=\"dropped\"}"},
+           {"sessions.evictions.spilled", "attnd_kv_cache_evictions_total{reason=\"spilled\"}"},
+           {"snapshots.spill.count", "attnd_snapshot_duration_seconds_count{op=\"spill\"}"},
+           {"snapshots.spill.bytes", "attnd_snapshot_bytes_total{op=\"spill\"}"},
+           {"snapshots.restore.failures", "attnd_snapshot_failures_total{op=\"restore\"}"},
            {"sessions.created.create", "attnd_sessions_created_total{origin=\"create\"}"},
            {"sessions.closed.closed", "attnd_sessions_closed_total{reason=\"closed\"}"},
            {"cache.capacity_bytes", "attnd_kv_cache_capacity_bytes"},

@@ -213,6 +213,7 @@ absl::StatusOr<SessionInfo> FromWire(const v1::Session& wire) {
   info.config = *std::move(config);
   info.length = wire.length();
   info.layer_lengths.assign(wire.layer_lengths().begin(), wire.layer_lengths().end());
+  info.layer_first_tokens.assign(wire.layer_first_tokens().begin(), wire.layer_first_tokens().end());
   info.used_bytes = wire.used_bytes();
   info.reserved_bytes = wire.reserved_bytes();
   info.create_time =

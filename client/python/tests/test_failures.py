@@ -103,6 +103,18 @@ def test_a_lost_answer_is_asked_for_again(start_server: StartServer) -> None:
     proxy.close()
 
 
+def test_a_fork_whose_answer_is_lost_is_not_made_again(start_server: StartServer) -> None:
+    server = start_server()
+    proxy = LossyProxy(server.target)
+    with attnd.Client(proxy.target) as client, client.create_session(num_q_heads=1, head_dim=1) as session:
+        proxy.lose_answer_of(100)
+        with pytest.raises(attnd.Unavailable):
+            session.fork()
+        assert proxy.lost == 1
+        assert len(list(client.list_sessions())) == 2
+    proxy.close()
+
+
 def test_both_sides_of_a_fork(client: attnd.Client) -> None:
     session = client.create_session(num_q_heads=1, head_dim=4)
     assert session.step(0, ONES, ONES, ONES).length == 1

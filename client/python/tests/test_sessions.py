@@ -159,6 +159,73 @@ def test_rewind_with_a_step_and_alone(client: attnd.Client) -> None:
             session.rewind(9)
 
 
+def test_a_fork_and_its_parent_go_their_own_ways(client: attnd.Client) -> None:
+    q, k, v = tensors(80)
+    other = tensors(3, seed=1)
+
+    def expected(length: int) -> np.ndarray:
+        joined = [np.concatenate([old[:length], new]) for old, new in zip((q, k, v), other, strict=True)]
+        return reference.attend(*joined, causal=True)[0][length:]
+
+    with client.create_session(**SHAPE) as parent:
+        parent.step(0, q, k, v)
+        with parent.fork() as whole, client.fork(parent.session_id, 37) as part, part.fork(0) as empty:
+            assert [s.info().length for s in (whole, part, empty)] == [80, 37, 0]
+            assert whole.config == parent.config
+            for session, length in ((whole, 80), (part, 37), (empty, 0), (parent, 80)):
+                assert reference.relative_error(session.step(0, *other).out, expected(length)) <= F32_ERROR
+            parent.close()
+            assert whole.info().length == 83
+            with pytest.raises(attnd.InvalidArgument, match="84") as caught:
+                whole.fork(84)
+            assert caught.value.reason == "BAD_POSITION"
+            with pytest.raises(attnd.SessionLost):
+                parent.fork()
+
+
+def test_reorder_gives_rows_the_tokens_of_others(client: attnd.Client) -> None:
+    q, k, v = tensors(5)
+    rows = [client.create_session(**SHAPE) for _ in range(3)]
+    for count, row in enumerate(rows, start=1):
+        row.step(0, q[:count], k[:count], v[:count])
+    assert client.reorder(rows, [2, 2, 0]) == [3, 3, 1]
+    for row, length in zip(rows, (3, 3, 1), strict=True):
+        part = slice(length, length + 1)
+        expected = reference.attend(q[: length + 1], k[: length + 1], v[: length + 1], causal=True)[0][part]
+        assert reference.relative_error(row.step(0, q[part], k[part], v[part]).out, expected) <= F32_ERROR
+    for bad, sources, reason in (
+        (rows, [0, 1], "BAD_SHAPE"),
+        (rows, [0, 1, 3], "BAD_SHAPE"),
+        ([rows[0], rows[0].session_id], [0, 1], "DUPLICATE_SESSION"),
+    ):
+        with pytest.raises(attnd.InvalidArgument) as caught:
+            client.reorder(bad, sources)
+        assert caught.value.reason == reason
+    with client.create_session(max_tokens=1, **SHAPE) as short, pytest.raises(attnd.TooLong, match="max_tokens"):
+        client.reorder([rows[0], short], [0, 0])
+    rows[1].close()
+    with pytest.raises(attnd.SessionLost):
+        client.reorder(rows, [0, 0, 0])
+    assert [row.info().length for row in (rows[0], rows[2])] == [4, 2]
+
+
+def test_what_a_window_has_passed_is_freed(client: attnd.Client) -> None:
+    q, k, v = tensors(300)
+    with client.create_session(window=10, **SHAPE) as session:
+        for start in range(0, 300, 100):
+            session.step(0, *(tensor[start : start + 100] for tensor in (q, k, v)))
+        assert session.info().layer_first_tokens == (128,)
+        with pytest.raises(attnd.TokensFreed) as caught:
+            session.rewind(136)
+        assert (caught.value.reason, caught.value.first_token) == ("TOKENS_FREED", 128)
+        with pytest.raises(attnd.TokensFreed):
+            session.fork(100)
+        assert session.rewind(137).length == 137
+        out = session.step(0, q[137:], k[137:], v[137:]).out
+        expected = reference.attend(q, k, v, causal=True, window=10)[0][137:]
+        assert reference.relative_error(out, expected) <= F32_ERROR
+
+
 def test_a_mask_among_the_new_tokens(client: attnd.Client) -> None:
     q, k, v = tensors(8)
     tree = np.tril(np.ones((4, 4), bool))

@@ -87,6 +87,31 @@ def test_generation_goes_on_with_the_same_cache(client: attnd.Client, llama: Any
         assert_same(greedy(llama, inputs), greedy(llama, inputs, cache=cache))
 
 
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+def test_beam_search(client: attnd.Client, name: str) -> None:
+    model = tiny(name, **({"sliding_window": 8, "head_dim": 16} if name == "Gemma2" else {}))
+    options = {"num_beams": 4, "num_return_sequences": 2, "do_sample": False, "max_new_tokens": 30}
+    inputs = left_padded((9, 5)) if name == "Llama" else {"input_ids": prompt(2, 9)}
+    local = model.generate(**inputs, **options)
+    with RemoteCache(model, client) as cache:
+        orders = []
+        reorder = cache.reorder_cache
+        cache.reorder_cache = lambda rows: (orders.append(rows.tolist()), reorder(rows))[1]  # type: ignore[method-assign]
+        assert torch.equal(local, model.generate(**inputs, cache=cache, **options))
+        assert any(order != list(range(8)) for order in orders)
+    assert client.server_info().kv_cache_used_bytes == 0
+
+
+def test_a_lost_row_ends_a_beam_search(client: attnd.Client, llama: Any) -> None:
+    with RemoteCache(llama, client) as cache, torch.no_grad():
+        llama(prompt(2, 4), cache=cache)
+        client.close_session(cache.session_ids[1])
+        with pytest.raises(attnd.SessionLost, match="make a new cache"):
+            cache.reorder_cache(torch.tensor([1, 0]))
+        with pytest.raises(RuntimeError, match="closed"):
+            llama(prompt(2, 1), cache=cache)
+
+
 @pytest.mark.parametrize("new", [24, 25])
 def test_assisted_generation_crops(client: attnd.Client, llama: Any, new: int) -> None:
     tokens = prompt(1, 4).repeat(1, 6)

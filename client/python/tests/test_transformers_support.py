@@ -99,11 +99,6 @@ def test_attention_weights_are_refused(client: attnd.Client, llama: Any) -> None
         llama(prompt(1, 4), cache=cache, output_attentions=True)
 
 
-def test_beam_search_is_refused_by_name(client: attnd.Client, llama: Any) -> None:
-    with RemoteCache(llama, client) as cache, pytest.raises(NotImplementedError, match="ReorderSessions"):
-        llama.generate(prompt(1, 4), num_beams=3, max_new_tokens=4, cache=cache)
-
-
 def test_options_that_are_refused(client: attnd.Client, llama: Any) -> None:
     tokens = prompt(2, 5)
 

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <xxhash.h>
 
 #include <random>
 #include <string>
@@ -48,6 +49,33 @@ TEST_P(SnapshotOfType, RestoresLayersOfUnequalLengthsAndWindows) {
     ExpectEqualSessions(session.get(), restored.session.get());
     EXPECT_EQ(restored.session->Snapshot(), session->Snapshot());
   }
+}
+
+// What was written once must be readable for ever, and a checksum be the same by every instruction set.
+TEST(Snapshot, FormatStays) {
+  TestSession session({3, 2, KvDType::kBf16}, 1, 2);
+  ASSERT_TRUE(session.cache.AllocateLayers(std::vector<int64_t>{130, 2}, std::vector<int64_t>{64, 0}));
+  const auto fill = [&](int layer, int64_t block, int first) {
+    std::byte* const to = session.Block(layer, block, 0);
+    for (size_t i = 0; i < session.layout.block_bytes; i++) to[i] = static_cast<std::byte>((first + i) % 64);
+  };
+  fill(0, 1, 1);
+  fill(0, 2, 2);
+  fill(1, 0, 3);
+  const std::string bytes = session.Snapshot("abc");
+  const std::string start(
+      "\211ATTND\r\n\x01\0\0\0\x43\0\0\0"                                                 // magic, version, body bytes
+      "\x01\0\0\0\x03\0\0\0\x02\0\0\0\x01\0\0\0\x02\0\0\0\x40\0\0\0\0\x03\0\0\x03\0\0\0"  // numbers
+      "\x82\0\0\0\0\0\0\0\x40\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"            // layers
+      "abc",
+      16 + 32 + 32 + 3);
+  EXPECT_EQ(bytes.substr(0, start.size()), start);
+  EXPECT_EQ(bytes.size(), start.size() + 8 + 8 + 3 * 768 + 8 + 16);
+  EXPECT_EQ(XXH64(bytes.data(), bytes.size(), 0), uint64_t{0x54b4a85d0fad10e4});
+  EXPECT_TRUE(WithRightChecksums(bytes, session.layout.block_bytes) == bytes);
+  const Restored restored = Restore(bytes, 1000);
+  ASSERT_TRUE(restored.status.ok()) << restored.status;
+  ExpectEqualSessions(&session, restored.session.get());
 }
 
 TEST(Snapshot, S17OfAnEmptySessionIsAnEmptySession) {

@@ -113,6 +113,23 @@ TEST_F(ClientTest, CreatingASessionIsNeverRetried) {
   EXPECT_EQ(server_.calls(), 1);
 }
 
+TEST_F(ClientTest, ForkAndReorderAreNeverRetried) {
+  Client client = Connect();
+  absl::StatusOr<Session> a = client.CreateSession({});
+  ASSERT_TRUE(Append(*a, 2).ok());
+  absl::StatusOr<Session> b = a->Fork();
+  ASSERT_TRUE(b.ok()) << b.status();
+  EXPECT_FLOAT_EQ(Mean(Append(*b, 4)), 3);
+  EXPECT_EQ(client.ReorderSessions({a->id(), b->id()}, {1, 0}).value(), (std::vector<int64_t>{2, 1}));
+  EXPECT_FLOAT_EQ(Mean(Append(*b, 6)), 4);
+  const int calls = server_.calls();
+  FailWith(absl::StatusCode::kUnavailable);
+  server_.faults().fail_calls = 2;
+  EXPECT_TRUE(absl::IsUnavailable(client.ForkSession(a->id()).status()));
+  EXPECT_TRUE(absl::IsUnavailable(client.ReorderSessions({a->id(), b->id()}, {1, 0}).status()));
+  EXPECT_EQ(server_.calls(), calls + 2);
+}
+
 // The server did the work and its answer was lost (S09): without a position a retry would append twice.
 TEST_F(ClientTest, AStepIsRetriedOnlyWhereItsPositionIsStated) {
   Client client = Connect();

@@ -109,6 +109,33 @@ class FakeServer::Service final : public v1::Attention::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status ForkSession(grpc::ServerContext* context, const v1::ForkSessionRequest* request,
+                           v1::Session* session) override {
+    grpc::Status refused = Arrive(context);
+    if (!refused.ok()) return refused;
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = sessions_.find(request->session_id());
+    if (found == sessions_.end()) return Lost(request->session_id());
+    const FakeSession copy = found->second;
+    const std::string id = absl::StrCat("session-", ++created_);
+    Describe(id, sessions_[id] = copy, session);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status ReorderSessions(grpc::ServerContext* context, const v1::ReorderSessionsRequest* request,
+                               v1::ReorderSessionsResponse* response) override {
+    grpc::Status refused = Arrive(context);
+    if (!refused.ok()) return refused;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const std::map<std::string, FakeSession> before(sessions_.begin(), sessions_.end());
+    for (int i = 0; i < request->session_ids_size(); i++) {
+      const FakeSession& source = before.at(request->session_ids(request->sources(i)));
+      sessions_[request->session_ids(i)] = source;
+      response->add_lengths(source.layers[0].length);
+    }
+    return grpc::Status::OK;
+  }
+
   grpc::Status CloseSession(grpc::ServerContext* context, const v1::CloseSessionRequest* request,
                             v1::CloseSessionResponse* response) override {
     grpc::Status refused = Arrive(context);

@@ -11,7 +11,7 @@ from .channel import Channel
 from .config import SessionConfig, softmax_options
 from .results import AttendResult, ServerInfo, SessionInfo, StepResult
 from .session import Session
-from .steps import EMPTY_ROWS, Segment, StepTensors, is_replayable, step_request, step_results
+from .steps import EMPTY_ROWS, Segment, StepTensors, is_replayable, session_id_of, step_request, step_results
 from .tensors import DTYPES, KV_DTYPES, choice, decode, encode, encode_mask
 from .v1 import attnd_pb2 as pb
 
@@ -28,8 +28,8 @@ class Client:
         timeout: seconds, the deadline of every call that names no other.
 
     Every call raises a subclass of ``attnd.AttndError``. What can be repeated without harm is repeated, within the
-    deadline, when the server is unavailable: everything but creating a session, rewinding, and a step that does not say
-    its start_position.
+    deadline, when the server is unavailable: everything but creating, forking, rewinding and reordering sessions, and a
+    step that does not say its start_position.
     """
 
     def __init__(
@@ -212,6 +212,47 @@ class Client:
         """Cuts every layer that is longer to ``length`` tokens."""
         request = pb.RewindSessionRequest(session_id=session_id, length=length)
         return SessionInfo.of_message(self._call("RewindSession", request, timeout, idempotent=False))
+
+    def fork(self, session: Session | str, length: int | None = None, *, timeout: float | None = None) -> Session:
+        """A new session that begins with the first ``length`` tokens of each layer of another.
+
+        Nothing is copied: both share their blocks until one writes. It comes behind the other's queued steps, has the
+        same configuration but reserves nothing, and is never asked for twice.
+
+        Args:
+            session: a ``Session`` or its id.
+            length: in tokens; of a shorter layer, all. None: all of every layer.
+
+        Raises:
+            InvalidArgument: BAD_POSITION: negative, or beyond the longest layer.
+            TokensFreed: the next token would see some that a layer's window has passed.
+            SessionLost, SessionLimit.
+        """
+        request = pb.ForkSessionRequest(session_id=session_id_of(session), length=length)
+        return Session(self, SessionInfo.of_message(self._call("ForkSession", request, timeout, idempotent=False)))
+
+    def reorder(
+        self, sessions: Sequence[Session | str], sources: Sequence[int], *, timeout: float | None = None
+    ) -> list[int]:
+        """Beam search: each session takes the tokens of another, all at once and without copying.
+
+        It comes behind the queued steps of all of them, and is never asked for twice.
+
+        Args:
+            sessions: rows, as ``Session`` or id, each once.
+            sources: as many: row i takes the tokens that row sources[i] has. A row may be the source of several.
+
+        Returns:
+            The length of each row's longest layer, in tokens.
+
+        Raises:
+            InvalidArgument: BAD_SHAPE, DUPLICATE_SESSION; BAD_CONFIG: configurations that differ in more than
+                max_tokens, ttl and reserve_tokens.
+            TooLong: beyond the taker's max_tokens.
+            SessionLost: one of them; every session is as before, as after the other errors.
+        """
+        request = pb.ReorderSessionsRequest(session_ids=map(session_id_of, sessions), sources=sources)
+        return list(self._call("ReorderSessions", request, timeout, idempotent=False).lengths)
 
     def get_session(self, session_id: str, *, timeout: float | None = None) -> SessionInfo:
         request = pb.GetSessionRequest(session_id=session_id)

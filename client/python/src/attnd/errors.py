@@ -6,6 +6,8 @@ class                   when
 InvalidArgument         a shape, dtype, byte count or option disagrees; a value is not finite; an empty row
 SessionLost             NOT_FOUND: the session NEVER_EXISTED here, EXPIRED, was EVICTED or is CLOSED
 BadPosition             start_position is neither append, replay nor rewind; ``length`` is the current length
+TokensFreed             a position that would see tokens which a layer's window has passed; ``first_token`` is held
+TooLong                 a history that is longer than the max_tokens of the session that should take it
 CacheFull               no room for the tokens now; ``retry_delay`` says when it may be worth trying again
 TooManyTokens           beyond the session's max_tokens, or more than the cache could ever hold
 QueueFull, SessionLimit the server's queue or number of sessions is full
@@ -63,12 +65,28 @@ class SessionLost(AttndError, LookupError):
     """The server has no such session any more. Its tokens are gone: send them again to a new session."""
 
 
-class BadPosition(AttndError):
+class FailedPrecondition(AttndError):
+    """The session is not in a state where this can be done."""
+
+
+class BadPosition(FailedPrecondition):
     @property
     def length(self) -> int | None:
         """The layer's current length in tokens, if the server said it."""
         text = self.metadata.get("length")
         return int(text) if text is not None else None
+
+
+class TokensFreed(FailedPrecondition):
+    @property
+    def first_token(self) -> int | None:
+        """The position of the oldest token that the layer still holds, if the server said it."""
+        text = self.metadata.get("first_token")
+        return int(text) if text is not None else None
+
+
+class TooLong(FailedPrecondition):
+    pass
 
 
 class ResourceExhausted(AttndError):
@@ -114,7 +132,7 @@ class PermissionDenied(AttndError):
 _BY_CODE: dict[grpc.StatusCode, type[AttndError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
     grpc.StatusCode.NOT_FOUND: SessionLost,
-    grpc.StatusCode.FAILED_PRECONDITION: BadPosition,
+    grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
@@ -124,6 +142,9 @@ _BY_CODE: dict[grpc.StatusCode, type[AttndError]] = {
 }
 
 _BY_REASON: dict[tuple[grpc.StatusCode, str], type[AttndError]] = {
+    (grpc.StatusCode.FAILED_PRECONDITION, "BAD_POSITION"): BadPosition,
+    (grpc.StatusCode.FAILED_PRECONDITION, "TOKENS_FREED"): TokensFreed,
+    (grpc.StatusCode.FAILED_PRECONDITION, "TOO_LONG"): TooLong,
     (grpc.StatusCode.RESOURCE_EXHAUSTED, "CACHE_FULL"): CacheFull,
     (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"): QueueFull,
     (grpc.StatusCode.RESOURCE_EXHAUSTED, "SESSION_LIMIT"): SessionLimit,

@@ -68,6 +68,7 @@ class SessionInfo:
     Attributes:
         length: of the longest layer, in tokens.
         layer_lengths: in tokens, one per layer.
+        layer_first_tokens: position of the oldest token that each layer still holds; not 0 where a window passed some.
         used_bytes: of cache blocks, whole blocks counted; reserved_bytes >= used_bytes.
         idle_time: since its last step ended.
         time_to_live: until it expires if it stays idle.
@@ -77,6 +78,7 @@ class SessionInfo:
     config: SessionConfig
     length: int
     layer_lengths: tuple[int, ...]
+    layer_first_tokens: tuple[int, ...]
     used_bytes: int
     reserved_bytes: int
     create_time: datetime
@@ -90,6 +92,7 @@ class SessionInfo:
             config=SessionConfig.of_message(session.config),
             length=session.length,
             layer_lengths=tuple(session.layer_lengths),
+            layer_first_tokens=tuple(session.layer_first_tokens),
             used_bytes=session.used_bytes,
             reserved_bytes=session.reserved_bytes,
             create_time=session.create_time.ToDatetime(tzinfo=timezone.utc),

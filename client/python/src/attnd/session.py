@@ -66,7 +66,7 @@ class Session:
 
         Raises:
             TypeError, ValueError: dtypes and shapes that cannot be sent, or that are not the session's.
-            SessionLost, BadPosition, CacheFull, TooManyTokens, InvalidArgument: the session is as before.
+            SessionLost, BadPosition, TokensFreed, CacheFull, TooManyTokens, InvalidArgument: the session is as before.
         """
         tensors = StepTensors.encode(q, k, v)
         self.check_shapes(tensors)
@@ -87,8 +87,17 @@ class Session:
         tensors.check_heads(config.num_q_heads, kv_heads, config.head_dim, config.value_dim or config.head_dim)
 
     def rewind(self, length: int, *, timeout: float | None = None) -> SessionInfo:
-        """Cuts every layer that is longer to ``length`` tokens. Raises InvalidArgument beyond the longest layer."""
+        """Cuts every layer that is longer to ``length`` tokens.
+
+        Raises:
+            InvalidArgument: BAD_POSITION: beyond the longest layer.
+            TokensFreed: the next token would see some that a layer's window has passed.
+        """
         return self._client.rewind(self.session_id, length, timeout=timeout)
+
+    def fork(self, length: int | None = None, *, timeout: float | None = None) -> Session:
+        """A session of its own with the first ``length`` tokens of this one, or all; see ``Client.fork``."""
+        return self._client.fork(self, length, timeout=timeout)
 
     def info(self, *, timeout: float | None = None) -> SessionInfo:
         return self._client.get_session(self.session_id, timeout=timeout)

@@ -16,6 +16,11 @@ from .v1 import attnd_pb2 as pb
 EMPTY_ROWS = {"reject": pb.EMPTY_ROWS_REJECT, "zero": pb.EMPTY_ROWS_ZERO}
 
 
+def session_id_of(session: Any) -> str:
+    """Of a ``Session``, or the id itself."""
+    return str(getattr(session, "session_id", session))
+
+
 @dataclass(frozen=True)
 class Segment:
     """One session's part of a step.
@@ -36,12 +41,11 @@ class Segment:
     mask: Any = None
 
     def message(self) -> pb.Segment:
-        session_id = getattr(self.session_id, "session_id", self.session_id)
         mask = None
         if self.mask is not None:
             mask = encode_mask("mask", self.mask, (self.num_tokens, self.num_tokens))
         return pb.Segment(
-            session_id=session_id,
+            session_id=session_id_of(self.session_id),
             num_tokens=self.num_tokens,
             start_position=self.start_position,
             rewind=self.rewind,

@@ -6,6 +6,7 @@ import os
 import weakref
 from typing import Any, NoReturn
 
+import torch
 from transformers.cache_utils import Cache
 
 from ..client import DEFAULT_TIMEOUT, Client
@@ -38,7 +39,7 @@ class RemoteCache(Cache):
     Raises:
         NotImplementedError: the model, or an option of a later call, would give a result that silently differs: an
             attention that does not go through the interface, K or V changed after the cache, masks other than causal
-            with padding and windows, dropout, gradients, attention weights, beam search.
+            with padding and windows, dropout, gradients, attention weights.
     """
 
     def __init__(
@@ -96,6 +97,10 @@ class RemoteCache(Cache):
         """Empties the cache; it can be used again, for a batch of another size as well."""
         self.state.reset()
         super().reset()
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Beam search: row i goes on with the tokens of row beam_idx[i]. The server shares them and copies nothing."""
+        self.state.reorder([int(row) for row in beam_idx])
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise NotImplementedError("a copy of a RemoteCache would share its sessions; run the prompt in a new one")

@@ -76,9 +76,7 @@ class RemoteLayer(CacheLayerMixin):
         pass
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        raise NotImplementedError(
-            "beam search reorders the cache's rows, which needs the server's ReorderSessions; use num_beams=1"
-        )
+        raise NotImplementedError("the layers of a RemoteCache share their rows: reorder the whole cache")
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self._refuse_if_filled("batch_repeat_interleave")

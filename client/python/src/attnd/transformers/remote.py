@@ -73,6 +73,10 @@ class Sessions:
     def ids(self) -> list[str]:
         return [session_id for ids in self._by_kind.values() for session_id in ids]
 
+    def reorder(self, sources: list[int]) -> None:
+        for ids in self._by_kind.values():
+            self._client.reorder(ids, sources)
+
     def close(self) -> None:
         """Frees them on the server. A server that does not answer keeps them until their time to live ends."""
         ids = self.ids() if self._pid == os.getpid() else []
@@ -142,6 +146,27 @@ class RemoteState:
     def crop(self, layer: int, remove: int) -> None:
         """Takes the last slots away. The server hears of it with the layer's next step."""
         self.slots[layer] = max(self.slots[layer] - remove, 0)
+
+    def reorder(self, sources: list[int]) -> None:
+        """Row i takes the tokens of row sources[i], in all layers and for all kinds of them.
+
+        Raises:
+            AttndError: the cache is closed, for its rows may be in another order on the server than here.
+        """
+        self.check_usable()
+        if self.rows is None:
+            return
+        if len(sources) != self.rows.batch:
+            raise ValueError(f"this cache holds {self.rows.batch} rows and {len(sources)} are to be reordered")
+        try:
+            self.sessions.reorder(sources)
+        except AttndError as error:
+            self.closed = True
+            self.sessions.close()
+            hint = "the rows of this cache are lost: make a new cache and run the whole prompt again"
+            raise make_error(error.code, f"{error.message}; {hint}", error.reason, error.metadata) from error
+        self.rows.reorder(sources)
+        self._sent = [[sent[row] for row in sources] for sent in self._sent]
 
     def attend(
         self, layer: int, kind: LayerKind, plan: MaskPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor

@@ -83,6 +83,10 @@ class Rows:
         self._last = (key, past, new, result)
         return result
 
+    def reorder(self, sources: list[int]) -> None:
+        self._real = self._real[sources]
+        self._last = None
+
     def lengths(self, slots: int) -> tuple[int, ...]:
         """Every row's tokens among the first ``slots`` slots."""
         return tuple(int(n) for n in self._real[:, :slots].sum(axis=1))
