@@ -71,7 +71,9 @@ def test_a_pipe_from_server_to_server(start: Callable[..., Server]) -> None:
         # What is cut off on the way is no session, and the pipe says so.
         cut = command.replace("| ", "| head -c 500000 | ")
         run = subprocess.run(["bash", "-c", cut], capture_output=True, text=True, timeout=60, check=False)
-        assert run.returncode != 0 and "BAD_SNAPSHOT" in run.stderr and run.stdout == ""
+        assert run.returncode != 0
+        assert "BAD_SNAPSHOT" in run.stderr
+        assert run.stdout == ""
         assert other.server_info().sessions_active == 1
 
 
@@ -93,14 +95,22 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(start: Callable[..., Se
             assert list(tmp_path.iterdir()) == []
         path.write_bytes(b"no snapshot")
         run = attnctl(server, "session", "import", str(path))
-        assert run.returncode == 1 and b"BAD_SNAPSHOT" in run.stderr and run.stdout == b""
+        assert run.returncode == 1
+        assert b"BAD_SNAPSHOT" in run.stderr
+        assert run.stdout == b""
         # A disk that is full, as far as this process may write.
         limited = f"ulimit -f 50; trap '' XFSZ; exec {ATTNCTL} session export {session_id} --output={path}"
         run = subprocess.run(
-            ["bash", "-c", f"{limited} --server={server.target}"], capture_output=True, text=True, timeout=60, check=False
+            ["bash", "-c", f"{limited} --server={server.target}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
-        assert run.returncode == 1 and "File too large" in run.stderr
-        assert path.read_bytes() == b"no snapshot" and list(tmp_path.iterdir()) == [path]
+        assert run.returncode == 1
+        assert "File too large" in run.stderr
+        assert path.read_bytes() == b"no snapshot"
+        assert list(tmp_path.iterdir()) == [path]
         assert client.server_info().sessions_active == 1
 
 
@@ -133,7 +143,7 @@ def test_s17_exports_that_are_killed_leave_the_old_file_or_the_new_one(
         process.communicate(timeout=60)
         there = path.read_bytes() if path.exists() else None
         what = f"kill {kill} of the {victim} after {pause:.3f} s of {duration:.3f}, seed {seed}"
-        assert there == old or there == new, f"{what}: {None if there is None else len(there)} bytes"
+        assert there in (old, new), f"{what}: {None if there is None else len(there)} bytes"
         assert process.returncode != 0 or there == new, f"{what}: done, but the file is the old one"
         outcomes["new" if there == new else "absent" if there is None else "old"] += 1
         if victim == "server":

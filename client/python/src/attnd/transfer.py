@@ -76,7 +76,7 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes ``path``'s place once it is complete and on the disk; until then, and after an error, what was
     there stays."""
     temporary = path.with_name(path.name + ".tmp")
-    file = open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+    file = open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")  # noqa: SIM115
     try:
         with file:
             yield file
