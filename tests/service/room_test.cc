@@ -205,8 +205,12 @@ TEST_F(RoomTest, AFullDiskIsCountedAndCostsNoSession) {
   const std::string disk = folder_.SmallDisk();
   if (disk.empty()) GTEST_SKIP() << "needs the right to mount";
   StartServer(RoomOptions(disk));
+  EXPECT_EQ(Metric("attnd_spill_disk_size_bytes"), 1 << 20);
+  EXPECT_GT(Metric("attnd_spill_disk_available_bytes"), 900 << 10);
   std::vector<char> ballast(1 << 20, 'x');
   std::ofstream(disk + "/ballast", std::ios::binary).write(ballast.data(), ballast.size());
+  EXPECT_EQ(Metric("attnd_spill_disk_available_bytes"), 0);
+  EXPECT_EQ(Metric("attnd_kv_cache_eviction_enabled"), 1);
   std::vector<std::string> ids;
   Floats mean;
   grpc::Status status;
