@@ -109,7 +109,6 @@ class BlockPool {
   int64_t free_pages() const;
   bool Fits(const SizeClass& size, int64_t from_promise, int64_t fresh) const;
   void AddPromise(SizeClass* size, int64_t blocks);  // negative: takes back
-  void RefOne(BlockAccount* account, BlockId id);
   void UnrefOne(BlockAccount* account, BlockId id);
   BlockId TakeBlock(uint32_t size_class);
   void FreeBlock(BlockId id);

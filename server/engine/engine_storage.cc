@@ -18,7 +18,6 @@ namespace {
 // After a spill that failed, the next is not tried sooner: a full disk stays full for a while.
 constexpr absl::Duration kSpillRetryDelay = absl::Seconds(1);
 constexpr int kSaveSessions = 64;
-constexpr int64_t kReleaseBlocks = 1024;
 constexpr absl::Duration kCacheRetryDelay = absl::Milliseconds(500);
 
 using SnapshotOp = EngineObserver::SnapshotOp;
@@ -42,7 +41,7 @@ SnapshotSource Pin(const Session& session, BlockPool* pool) {
   SnapshotSource source;
   source.cache =
       std::make_unique<SessionCache>(pool, session.cache.block_bytes(), config.num_layers, config.heads.num_kv_heads);
-  source.cache->ShareFrom(session.cache, session.cache.longest());
+  source.cache->Pin(session.cache);
   source.header = MakeSnapshotHeader(LayoutOf(session.cache, *session.model), {config, IdentityOf(session)});
   return source;
 }
@@ -88,13 +87,6 @@ std::string BootId() {
 }
 
 }  // namespace
-
-void EngineImpl::ReleaseCache(std::unique_ptr<SessionCache> cache) {
-  for (;;) {
-    absl::MutexLock lock(&mutex_);
-    if (cache->Release(kReleaseBlocks)) return;
-  }
-}
 
 void EngineImpl::Store(Session* session, StoredSession stored) {
   stat_sessions_spilled_++;
@@ -151,6 +143,12 @@ absl::Status EngineImpl::TakeMemoryToRestore(Session* session) {
       }
     }
     const int64_t bytes = BlockBytes(*session, stored.lengths, stored.first_tokens);
+    if (bytes > pool_->capacity_bytes()) {  // saved by a process with a larger cache
+      return MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_TOKENS",
+                       absl::StrCat("session ", FormatSessionId(session->id), " is on disk and needs ", bytes,
+                                    " bytes of cache, which has ", pool_->capacity_bytes()),
+                       {{"requested", absl::StrCat(bytes)}, {"limit", absl::StrCat(pool_->capacity_bytes())}});
+    }
     const int64_t ended = spills_ended_;
     switch (MakeRoom(bytes)) {
       case Room::kMade:
@@ -235,7 +233,7 @@ void EngineImpl::EndRestore(const SessionPtr& session, const absl::Status& statu
       EndWait(job_id);
     }
   }
-  if (discarded != nullptr) ReleaseCache(std::move(discarded));
+  if (discarded != nullptr) ReleaseCache(discarded.get());
 }
 
 void EngineImpl::SpillLoop() {
@@ -295,8 +293,8 @@ void EngineImpl::Spill(const SessionPtr& session) {
       sessions_.UpdateRecency(session.get());
     }
   }
-  ReleaseCache(std::move(source.cache));
-  if (freed != nullptr) ReleaseCache(std::move(freed));
+  ReleaseCache(source.cache.get());
+  if (freed != nullptr) ReleaseCache(freed.get());
   if (!bytes.ok()) return observer_->OnSnapshotFailed(SnapshotOp::kSpill);
   if (!keep) return (void)spill_store_->Remove(name);
   observer_->OnSnapshot(SnapshotOp::kSpill, *bytes, absl::Now() - begin);
@@ -408,7 +406,7 @@ absl::StatusOr<int64_t> EngineImpl::SaveSession(const SessionPtr& session, Snaps
     SnapshotWriter writer(*source.cache, session->model->layout, std::move(source.header));
     bytes = store->Write(name, &writer, stop);
   }
-  ReleaseCache(std::move(source.cache));
+  ReleaseCache(source.cache.get());
   return bytes;
 }
 

@@ -102,14 +102,9 @@ class EngineImpl::Export final : public SessionExport {
         start_(start),
         cache_(engine->pool_.get(), model_->layout.block_bytes, model_->config.num_layers,
                model_->config.heads.num_kv_heads) {
-    cache_.ShareFrom(session.cache, session.cache.longest());
-    // They are counted once, as their blocks are.
-    engine_->pool_->AddTokens(-cache_.longest());
+    cache_.Pin(session.cache);
   }
-  ~Export() override ABSL_LOCKS_EXCLUDED(engine_->mutex_) {
-    engine_->pool_->AddTokens(cache_.longest());
-    engine_->ReleaseCache(&cache_);
-  }
+  ~Export() override ABSL_LOCKS_EXCLUDED(engine_->mutex_) { engine_->ReleaseCache(&cache_); }
 
   // Before anything else, and without the mutex: what can be made later need not be made under it.
   void Begin() {

@@ -185,6 +185,17 @@ TEST(Bench, ScalingHasARowForEachNumberOfThreads) {
   EXPECT_EQ(rows[0].Number("speedup"), 1);
 }
 
+TEST(Bench, SessionsCountReferencesToBlocks) {
+  const std::vector<JsonRow> rows = Rows("sessions --shape=smollm2-135m --tokens=1000 --layers=5 --batch=3");
+  EXPECT_THAT(Words(rows, "name"), ElementsAre("session_fork", "beam_reorder"));
+  EXPECT_THAT(Numbers(rows, "batch"), ElementsAre(1, 3));
+  EXPECT_THAT(Numbers(rows, "references"), ElementsAre(5 * 3 * 16, 3 * 5 * 3 * 16));
+  for (const JsonRow& row : rows) {
+    EXPECT_EQ(row.Word("bound"), "touch");
+    EXPECT_NEAR(row.Amount() * 1e6, row.Number("references"), 0.2 * row.Number("references"));
+  }
+}
+
 TEST(Bench, CommandsOfTheSuiteAreAllRight) {
   const Outcome listed = RunBench("suite --list");
   EXPECT_EQ(listed.status, 0) << listed.err;
@@ -264,7 +275,8 @@ TEST(Bench, HelpNamesEveryMode) {
     const Outcome outcome = RunBench(arguments);
     EXPECT_EQ(outcome.status, 0);
     EXPECT_EQ(outcome.err, "");
-    for (const char* word : {"decode", "fork", "prefill", "append", "scaling", "suite", "--resident", "llama3-8b"}) {
+    for (const char* word :
+         {"decode", "fork", "prefill", "append", "scaling", "sessions", "suite", "--resident", "llama3-8b"}) {
       EXPECT_THAT(outcome.out, HasSubstr(word));
     }
   }
