@@ -68,6 +68,7 @@ class EngineImpl final : public Engine {
   const EngineOptions& options() const override { return options_; }
   bool Drain(absl::Time deadline) override;
   absl::StatusOr<SavedSessions> RestoreSessions(const std::string& directory) override;
+  absl::Status PrepareToSave(const std::string& directory) override;
   absl::StatusOr<SavedSessions> SaveSessions(const std::string& directory, absl::FunctionRef<bool()> stop) override;
 
  private:

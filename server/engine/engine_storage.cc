@@ -410,6 +410,8 @@ absl::StatusOr<int64_t> EngineImpl::SaveSession(const SessionPtr& session, Snaps
   return bytes;
 }
 
+absl::Status EngineImpl::PrepareToSave(const std::string& directory) { return OpenStore(directory).status(); }
+
 absl::StatusOr<SavedSessions> EngineImpl::SaveSessions(const std::string& directory, absl::FunctionRef<bool()> stop) {
   absl::StatusOr<SnapshotStore*> store = OpenStore(directory);
   if (!store.ok()) return store.status();
