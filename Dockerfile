@@ -61,10 +61,14 @@ LABEL org.opencontainers.image.title="attnd" \
 ENV ATTND_LISTEN=0.0.0.0:50051 ATTND_METRICS_LISTEN=0.0.0.0:9464
 EXPOSE 50051 9464
 
+# For --spill_dir, --snapshot_on_drain and --restore: nothing is written unless they are given. A volume that is mounted
+# here takes the owner over.
+RUN install --directory --owner=65532 --group=65532 --mode=0700 /var/lib/attnd
+
 # A number, so that Kubernetes can see that it is not root.
 USER 65532:65532
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["attnctl", "health", "--timeout=2s"]
 # attnd is PID 1 and so gets SIGTERM itself. `docker stop` kills after 10 s unless told to wait: a drain may take
-# ATTND_DRAIN_TIMEOUT (30 s), so run it with --stop-timeout 40.
+# ATTND_DRAIN_TIMEOUT (30 s), and saving sessions some more, so run it with --stop-timeout 120.
 ENTRYPOINT ["attnd"]

@@ -72,11 +72,11 @@ bool DrainOnSignal(const sigset_t& signals, Server* server) {
     }
   });
   const bool complete = server->Drain();
+  Log(complete ? LogLevel::kInfo : LogLevel::kWarning,
+      complete ? "drained: every call was answered" : "drained: calls were cut off by the timeout or a second signal");
   const bool saved = server->SaveSessions();
   drained.store(true);
   hurrier.join();
-  Log(complete ? LogLevel::kInfo : LogLevel::kWarning,
-      complete ? "drained: every call was answered" : "drained: calls were cut off by the timeout or a second signal");
   return saved;
 }
 

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -94,6 +95,17 @@ void AppendEngineFamilies(const EngineStats& stats, std::vector<MetricFamily>* f
         stats.shared_bytes);
   gauge("attnd_kv_cache_spilled_bytes", "Bytes of the files of open sessions that are on disk.", stats.spilled_bytes);
   gauge("attnd_kv_cache_tokens", "Tokens held, those of each session's longest layer.", stats.cache_tokens);
+}
+
+void AppendEvictionFamilies(bool evicts, const std::string& spill_dir, std::vector<MetricFamily>* families) {
+  AppendGauge(families, "attnd_kv_cache_eviction_enabled",
+              "1 where idle sessions make room when the cache is full (--eviction=lru).", evicts ? 1 : 0);
+  struct statvfs disk{};
+  if (spill_dir.empty() || statvfs(spill_dir.c_str(), &disk) != 0) disk = {};
+  AppendGauge(families, "attnd_spill_disk_available_bytes", "Free bytes of the file system of --spill_dir.",
+              static_cast<int64_t>(disk.f_bavail * disk.f_frsize));
+  AppendGauge(families, "attnd_spill_disk_size_bytes", "Size of the file system of --spill_dir; 0: none.",
+              static_cast<int64_t>(disk.f_blocks * disk.f_frsize));
 }
 
 void AppendEdgeFamilies(const EdgeStats& stats, std::vector<MetricFamily>* families) {

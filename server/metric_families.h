@@ -4,6 +4,7 @@
 
 #include <prometheus/metric_family.h>
 
+#include <string>
 #include <vector>
 
 #include "server/engine/engine.h"
@@ -13,6 +14,10 @@ namespace attnd {
 
 // Sessions, queue and cache; zeros without an engine.
 void AppendEngineFamilies(const EngineStats& stats, std::vector<prometheus::MetricFamily>* families);
+
+// Whether sessions make room for others, and the disk that they go to; zeros where there is none. Asks that file
+// system.
+void AppendEvictionFamilies(bool evicts, const std::string& spill_dir, std::vector<prometheus::MetricFamily>* families);
 
 // What the edge holds of requests, and its bounds; zeros without a service.
 void AppendEdgeFamilies(const EdgeStats& stats, std::vector<prometheus::MetricFamily>* families);

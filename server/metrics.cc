@@ -111,6 +111,8 @@ class Collector final : public prometheus::Collectable {
   struct Stats {
     EngineStats engine;
     EdgeStats edge;
+    bool evicts = false;
+    std::string spill_dir;
   };
   using StatsReader = std::function<Stats()>;
   Collector(const prometheus::Registry* registry, StatsReader read_stats)
@@ -121,6 +123,7 @@ class Collector final : public prometheus::Collectable {
     const Stats stats = read_stats_();
     AppendEngineFamilies(stats.engine, &families);
     AppendEdgeFamilies(stats.edge, &families);
+    AppendEvictionFamilies(stats.evicts, stats.spill_dir, &families);
     AppendProcessFamilies(&families);
     return families;
   }
@@ -140,8 +143,13 @@ Metrics::State::State(const BuildInfo& build_info) {
   collectable = std::make_shared<Collector>(&registry, [this] {
     // Held while the two are read, so that they cannot end meanwhile. Reading them waits for no computation.
     absl::MutexLock lock(&mutex);
-    return Collector::Stats{.engine = engine == nullptr ? EngineStats() : engine->stats(),
-                            .edge = service == nullptr ? EdgeStats() : service->stats()};
+    Collector::Stats stats;
+    if (service != nullptr) stats.edge = service->stats();
+    if (engine == nullptr) return stats;
+    stats.engine = engine->stats();
+    stats.evicts = engine->options().evict_lru;
+    stats.spill_dir = engine->options().spill_dir;
+    return stats;
   });
 }
 

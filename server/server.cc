@@ -139,6 +139,11 @@ const std::string& Server::address() const { return grpc_server_->address(); }
 std::string Server::metrics_address() const { return metrics_server_ == nullptr ? "" : metrics_server_->address(); }
 
 absl::Status Server::RestoreSessions() {
+  // That it cannot be written should not be found out when it is too late.
+  if (!options_.snapshot_on_drain.empty()) {
+    const absl::Status usable = engine_->PrepareToSave(options_.snapshot_on_drain);
+    if (!usable.ok()) return usable;
+  }
   // The spill directory holds something only where a process ended without saving it.
   for (const std::string& directory : {options_.restore, options_.spill_dir}) {
     if (directory.empty()) continue;

@@ -120,6 +120,12 @@ int RunSession(const Arguments& arguments) {
               << ": list, get, fork, close, export or import\n";
     return kUsage;
   }
+  if (transfers && (words.size() != 2 || (verb == "export") == output.empty())) {
+    std::cerr << "attnctl: session " << verb
+              << (verb == "export" ? " takes one session id and --output=FILE" : " takes one FILE and no --output")
+              << "\n";
+    return kUsage;
+  }
   if ((verb == "list") != (words.size() == 1)) {
     std::cerr << "attnctl: session " << verb
               << (verb == "list" ? " takes no '" + words[1] + "'" : " needs at least one session id") << "\n";
@@ -128,12 +134,6 @@ int RunSession(const Arguments& arguments) {
   if (verb == "fork" && words.size() != 2) {
     std::cerr << "attnctl: session fork takes one session id, got " << words.size() - 1 << "\n";
     return 2;
-  }
-  if (transfers && (words.size() != 2 || (verb == "export") == output.empty())) {
-    std::cerr << "attnctl: session " << verb
-              << (verb == "export" ? " takes one session id and --output=FILE" : " takes one FILE and no --output")
-              << "\n";
-    return kUsage;
   }
   absl::StatusOr<Client> client = Connect(connection);
   if (!client.ok()) return PrintError(client.status());

@@ -56,7 +56,7 @@ def mean(histogram: str, labels: str = "") -> str:
 
 
 SERVER_ERRORS = "UNKNOWN|INTERNAL|DATA_LOSS|UNIMPLEMENTED|UNAVAILABLE"
-LOST_SESSION = "NEVER_EXISTED|EXPIRED|EVICTED|CLOSED"
+LOST_SESSION = "NEVER_EXISTED|EXPIRED|EVICTED|CLOSED|SPILL_DAMAGED"
 
 HEALTH = (
     stat("Scrapes", "Whether Prometheus reaches the instance. Gone from here altogether: no such container is found.",
@@ -68,7 +68,7 @@ HEALTH = (
          'count(ALERTS{alertname=~"Attnd.+", alertstate="firing"}) or vector(0)', "alerts", thresholds=(1, 2)),
     stat("Build", "Version, instruction set in use, version of oneDNN.", "none", "attnd_build_info{$I}",
          "{{version}}, {{isa}}, oneDNN {{onednn}}", show_name=True),
-    stat("Up for", "Since the process started. A start loses all sessions.", "s",
+    stat("Up for", "Since the process started. A start loses all sessions that were not saved (--snapshot_on_drain).", "s",
          'time() - process_start_time_seconds{job="attnd", $I}'),
     stat("Server errors", "Share of RPCs that failed by the server's own fault.", "percentunit",
          f'sum(rate(attnd_rpc_handled_total{{$I, code=~"{SERVER_ERRORS}"}}[$R])) / '
@@ -131,7 +131,8 @@ SESSIONS = (
           ("sum by (origin) (rate(attnd_sessions_created_total{$I}[$R]))", "created ({{origin}})"),
           ("sum by (reason) (rate(attnd_sessions_closed_total{$I}[$R]))", "{{reason}}")),
     lines("Calls on sessions that are not there",
-          "NEVER_EXISTED: another replica's session, or one from before a restart.", "cps",
+          "NEVER_EXISTED: another replica's session, or one from before a restart. EVICTED: dropped to make room. "
+          "SPILL_DAMAGED: its file on disk is damaged.", "cps",
           (f'sum by (reason) (rate(attnd_rejected_total{{$I, reason=~"{LOST_SESSION}"}}[$R]))', "{{reason}}")),
     lines("Open streams", "StepStream calls. Beyond the limit they are refused.", "short",
           ("attnd_streams_active{$I}", "open, {{instance}}"), ("attnd_streams_limit{$I}", "limit, {{instance}}")),
@@ -150,6 +151,54 @@ CACHE = (
     lines("Cache taken", "Reserved and used share of the capacity.", "percentunit",
           ("attnd_kv_cache_reserved_bytes{$I} / attnd_kv_cache_capacity_bytes{$I}", "reserved, {{instance}}"),
           ("attnd_kv_cache_used_bytes{$I} / attnd_kv_cache_capacity_bytes{$I}", "used, {{instance}}"), width=12),
+    lines("Reserved and empty", "Promised to sessions (reserve_tokens) and not used: nobody else can have it.", "bytes",
+          ("attnd_kv_cache_reserved_bytes{$I} - attnd_kv_cache_used_bytes{$I}", "{{instance}}"), width=12),
+    lines("Sessions that made room", "Dropped: their clients are told EVICTED. Spilled: on disk, their next step brings "
+          "them back.", "cps",
+          ("sum by (reason) (rate(attnd_kv_cache_evictions_total{$I}[$R]))", "{{reason}}"), width=12),
+)
+
+
+def per_op(expr: str, *ops: str) -> tuple[tuple[str, str], ...]:
+    return tuple((expr.replace("$OP", op), op) for op in ops)
+
+
+ON_DISK = (
+    stat("When the cache is full", "--eviction: none or lru. Without it requests that need memory are refused.", "none",
+         "attnd_kv_cache_eviction_enabled{$I}",
+         mappings=(("0", "refuses", "blue"), ("1", "makes room", "green"))),
+    stat("Sessions on disk", "Open, and not in the cache.", "short", "sum(attnd_sessions_spilled{$I})", "sessions"),
+    stat("Their files", "Bytes on disk.", "bytes", "sum(attnd_kv_cache_spilled_bytes{$I})", "bytes"),
+    stat("Not written or not read", "Since the start, of all kinds. Each that could not be read is a lost session.",
+         "short", "sum(attnd_snapshot_failures_total{$I})", "failures", thresholds=(1, 10)),
+    stat("Sessions lost", "Since the start: their files were damaged.", "short",
+         'sum(attnd_sessions_closed_total{$I, reason="lost"})', "lost", thresholds=(1, 1)),
+    stat("Restored at start", "Sessions of an earlier process that were found.", "short",
+         'sum(attnd_sessions_created_total{$I, origin="restore"})', "sessions"),
+    lines("Sessions on disk", "Spilled while memory was short, or saved by an earlier process and not asked for yet.",
+          "short", ("attnd_sessions_spilled{$I}", "on disk, {{instance}}"),
+          ("attnd_sessions_active{$I}", "open, {{instance}}")),
+    lines("Spill disk", "Free space of the file system of --spill_dir beside what sessions take there.", "bytes",
+          ("attnd_spill_disk_size_bytes{$I}", "size, {{instance}}"),
+          ("attnd_spill_disk_available_bytes{$I}", "free, {{instance}}"),
+          ("attnd_kv_cache_spilled_bytes{$I}", "sessions, {{instance}}")),
+    lines("Whole sessions written and read", "Spill and restore: by the server. Export and import: by clients. Drain: "
+          "saved at the end.", "cps",
+          ("sum by (op) (rate(attnd_snapshot_duration_seconds_count{$I}[$R]))", "{{op}}")),
+    lines("Restore, duration", "How long the step of a session on disk waits for it.", "s",
+          *((quantile(q, "attnd_snapshot_duration_seconds", labels=', op="restore"'), f"p{float(q) * 100:g}")
+            for q in ("0.5", "0.95", "0.99"))),
+    lines("Spill, duration", "Time to write a session.", "s",
+          *((quantile(q, "attnd_snapshot_duration_seconds", labels=', op="spill"'), f"p{float(q) * 100:g}")
+            for q in ("0.5", "0.95", "0.99"))),
+    lines("Failures", "Sessions that could not be written or read.", "cps",
+          ("sum by (op) (rate(attnd_snapshot_failures_total{$I}[$R]))", "{{op}}")),
+    lines("Bytes written and read", "Of whole sessions, by what for.", "Bps",
+          ("sum by (op) (rate(attnd_snapshot_bytes_total{$I}[$R]))", "{{op}}"), width=12),
+    lines("Speed while it writes or reads", "Bytes by the time that it took: about the disk's speed, the page cache "
+          "included.", "Bps",
+          *per_op('sum(rate(attnd_snapshot_bytes_total{$I, op="$OP"}[$R])) / '
+                  'sum(rate(attnd_snapshot_duration_seconds_sum{$I, op="$OP"}[$R]))', "spill", "restore"), width=12),
 )
 
 SCHEDULER = (
@@ -203,6 +252,7 @@ ROWS = (
     ("Latency of steps", LATENCY),
     ("Sessions", SESSIONS),
     ("Cache memory", CACHE),
+    ("Sessions on disk", ON_DISK),
     ("Scheduler", SCHEDULER),
     ("Memory bandwidth", BANDWIDTH),
     ("Process", PROCESS),

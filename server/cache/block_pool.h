@@ -113,7 +113,6 @@ class BlockPool {
   bool MustFail(int64_t blocks) const { return fail_allocation_ && blocks > 0 && fail_allocation_(); }
   bool Fits(const SizeClass& size, int64_t from_promise, int64_t fresh) const;
   void AddPromise(SizeClass* size, int64_t blocks);  // negative: takes back
-  void RefOne(BlockAccount* account, BlockId id);
   void UnrefOne(BlockAccount* account, BlockId id);
   BlockId TakeBlock(uint32_t size_class);
   void FreeBlock(BlockId id);

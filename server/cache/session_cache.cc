@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 #include <utility>
 
 #include "absl/types/span.h"
@@ -127,15 +128,18 @@ void SessionCache::ShareFrom(const SessionCache& from, int64_t length) {
   }
 }
 
+void SessionCache::Pin(const SessionCache& from) {
+  counts_tokens_ = false;
+  ShareFrom(from, from.longest_);
+}
+
 void SessionCache::Reorder(absl::Span<SessionCache* const> rows, absl::Span<const int> sources) {
   assert(rows.size() == sources.size());
-  // Entries that a row has already, as after a common prompt, keep their references.
-  const auto first_different = [](const Layer& a, const Layer& b, int heads) {
-    const int64_t blocks = std::min(BlockCount(a.length), BlockCount(b.length));
-    const BlockId* const x = a.blocks.get();
-    return (std::mismatch(x, x + blocks * heads, b.blocks.get()).first - x) / heads;
+  struct Taken {
+    Layer layer;
+    int64_t same = 0;  // blocks that the row has already, as after a common prompt: they keep their references
   };
-  std::vector<std::vector<Layer>> taken(rows.size());
+  std::vector<std::vector<Taken>> taken(rows.size());
   for (size_t i = 0; i < rows.size(); i++) {
     SessionCache& row = *rows[i];
     const SessionCache& source = *rows[sources[i]];
@@ -144,10 +148,10 @@ void SessionCache::Reorder(absl::Span<SessionCache* const> rows, absl::Span<cons
     taken[i].resize(row.layers_.size());
     for (size_t l = 0; l < row.layers_.size(); l++) {
       const Layer& from = source.layers_[l];
-      Layer& to = taken[i][l];
+      Layer& to = taken[i][l].layer;
       const int64_t blocks = BlockCount(from.length);
-      row.pool_->Ref(&row.account_,
-                     row.Entries(from, first_different(row.layers_[l], from, row.num_kv_heads_), blocks));
+      const int64_t same = taken[i][l].same = row.CommonBlocks(row.layers_[l], from);
+      row.pool_->Ref(&row.account_, row.Entries(from, same, blocks));
       row.Grow(&to, blocks);
       std::copy_n(from.blocks.get(), blocks * row.num_kv_heads_, to.blocks.get());
       to.length = from.length;
@@ -158,15 +162,24 @@ void SessionCache::Reorder(absl::Span<SessionCache* const> rows, absl::Span<cons
     SessionCache& row = *rows[i];
     for (size_t l = 0; l < taken[i].size(); l++) {
       Layer& old = row.layers_[l];
-      Layer& now = taken[i][l];
-      const int64_t same = first_different(old, now, row.num_kv_heads_);
-      row.pool_->Unref(&row.account_, row.Entries(old, same, BlockCount(old.length)));
+      Layer& now = taken[i][l].layer;
+      row.pool_->Unref(&row.account_, row.Entries(old, taken[i][l].same, BlockCount(old.length)));
       const uint32_t length = now.length;
       now.length = old.length;
       old = std::move(now);
       row.SetLength(&old, length);
     }
   }
+}
+
+int64_t SessionCache::CommonBlocks(const Layer& a, const Layer& b) const {
+  constexpr int64_t kStride = 256;  // entries that are compared in one go
+  const int64_t entries = std::min(BlockCount(a.length), BlockCount(b.length)) * num_kv_heads_;
+  const BlockId *const x = a.blocks.get(), *const y = b.blocks.get();
+  int64_t same = 0;
+  while (same + kStride <= entries && std::memcmp(x + same, y + same, kStride * sizeof(BlockId)) == 0) same += kStride;
+  while (same < entries && x[same] == y[same]) same++;
+  return same / num_kv_heads_;
 }
 
 bool SessionCache::AllocateLayers(absl::Span<const int64_t> lengths, absl::Span<const int64_t> first_tokens) {
@@ -208,8 +221,7 @@ bool SessionCache::Release(int64_t max_blocks) {
 }
 
 std::unique_ptr<SessionCache> SessionCache::Detach() {
-  auto detached =
-      std::make_unique<SessionCache>(pool_, block_bytes_, static_cast<int>(layers_.size()), num_kv_heads_);
+  auto detached = std::make_unique<SessionCache>(pool_, block_bytes_, static_cast<int>(layers_.size()), num_kv_heads_);
   std::swap(detached->account_, account_);
   std::swap(detached->longest_, longest_);
   std::swap(detached->layers_, layers_);
@@ -228,7 +240,7 @@ void SessionCache::Grow(Layer* layer, int64_t blocks) {
   if (blocks <= layer->capacity) return;
   // Doubling, from what a first step needs: an idle session of one block pays for one.
   const int64_t capacity = layer->capacity == 0 ? blocks : std::max<int64_t>(blocks, 2 * int64_t{layer->capacity});
-  auto table = std::make_unique<BlockId[]>(capacity * num_kv_heads_);
+  auto table = std::make_unique_for_overwrite<BlockId[]>(capacity * num_kv_heads_);
   std::copy_n(layer->blocks.get(), BlockCount(layer->length) * num_kv_heads_, table.get());
   layer->blocks = std::move(table);
   layer->capacity = static_cast<uint32_t>(capacity);
@@ -245,7 +257,7 @@ void SessionCache::SetLength(Layer* layer, int64_t length) {
     longest_ = 0;
     for (const Layer& l : layers_) longest_ = std::max<int64_t>(longest_, l.length);
   }
-  pool_->AddTokens(longest_ - longest_before);
+  if (counts_tokens_) pool_->AddTokens(longest_ - longest_before);
 }
 
 }  // namespace attnd

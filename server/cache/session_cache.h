@@ -83,6 +83,9 @@ class SessionCache {
   // REQUIRES: this one is empty, `from` has equal shapes, the same pool and, in each layer, its tokens before `length`
   // start before it: length is 0 or >= first_token.
   void ShareFrom(const SessionCache& from, int64_t length);
+  // The same with all of its tokens, for reading them while `from` goes on: its blocks stay as they are, and its tokens
+  // are not counted again. REQUIRES: this one is empty, and is only released afterwards.
+  void Pin(const SessionCache& from);
   // Row i gets the tokens that row sources[i] had before the call. O(blocks).
   // REQUIRES: equal shapes, the same pool, distinct rows of which nothing is staged.
   static void Reorder(absl::Span<SessionCache* const> rows, absl::Span<const int> sources);
@@ -120,6 +123,7 @@ class SessionCache {
 
   absl::Span<const BlockId> Entries(const Layer& layer, int64_t first, int64_t last) const;  // of block indices
   bool IsShared(const Layer& layer, int64_t index) const;
+  int64_t CommonBlocks(const Layer& a, const Layer& b) const;  // the first ones that are the same in both
   void Grow(Layer* layer, int64_t blocks);
   void SetLength(Layer* layer, int64_t length);
 
@@ -127,6 +131,7 @@ class SessionCache {
   const size_t block_bytes_;
   const int num_kv_heads_;
   BlockAccount account_;
+  bool counts_tokens_ = true;
   int64_t longest_ = 0;
   std::vector<Layer> layers_;
 };

@@ -274,6 +274,8 @@ class Engine {
   // their ids: each is read when its first step comes, and its file is removed then. The directory stays locked until
   // the engine ends. A status: the directory cannot be used. Call before serving.
   virtual absl::StatusOr<SavedSessions> RestoreSessions(const std::string& directory) = 0;
+  // Whether SaveSessions can use `directory`: makes it if it is not there and locks it until the engine ends.
+  virtual absl::Status PrepareToSave(const std::string& directory) = 0;
   // Writes every session to `directory`, for RestoreSessions of a later process; what it writes is on the disk when it
   // returns. Asks `stop` before each session. Call after Drain.
   virtual absl::StatusOr<SavedSessions> SaveSessions(const std::string& directory, absl::FunctionRef<bool()> stop) = 0;

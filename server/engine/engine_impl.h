@@ -68,6 +68,7 @@ class EngineImpl final : public Engine {
   const EngineOptions& options() const override { return options_; }
   bool Drain(absl::Time deadline) override;
   absl::StatusOr<SavedSessions> RestoreSessions(const std::string& directory) override;
+  absl::Status PrepareToSave(const std::string& directory) override;
   absl::StatusOr<SavedSessions> SaveSessions(const std::string& directory, absl::FunctionRef<bool()> stop) override;
 
  private:
@@ -178,7 +179,6 @@ class EngineImpl final : public Engine {
   std::unique_ptr<StoredSession> Unstore(Session* session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes the session's file with it, if it has one. To be called without the mutex.
   void RemoveStored(const Session& session, std::unique_ptr<StoredSession> stored) ABSL_LOCKS_EXCLUDED(mutex_);
-  void ReleaseCache(std::unique_ptr<SessionCache> cache) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // compute
   void ComputeLoop() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -16,7 +16,6 @@ namespace attnd {
 namespace {
 
 constexpr int kSaveSessions = 64;
-constexpr int64_t kReleaseBlocks = 1024;
 constexpr absl::Duration kCacheRetryDelay = absl::Milliseconds(500);
 
 using SnapshotOp = EngineObserver::SnapshotOp;
@@ -40,7 +39,7 @@ SnapshotSource Pin(const Session& session, BlockPool* pool) {
   SnapshotSource source;
   source.cache =
       std::make_unique<SessionCache>(pool, session.cache.block_bytes(), config.num_layers, config.heads.num_kv_heads);
-  source.cache->ShareFrom(session.cache, session.cache.longest());
+  source.cache->Pin(session.cache);
   source.header = MakeSnapshotHeader(LayoutOf(session.cache, *session.model), {config, IdentityOf(session)});
   return source;
 }
@@ -86,13 +85,6 @@ std::string BootId() {
 }
 
 }  // namespace
-
-void EngineImpl::ReleaseCache(std::unique_ptr<SessionCache> cache) {
-  for (;;) {
-    absl::MutexLock lock(&mutex_);
-    if (cache->Release(kReleaseBlocks)) return;
-  }
-}
 
 void EngineImpl::Store(Session* session, StoredSession stored) {
   stat_sessions_spilled_++;
@@ -151,8 +143,14 @@ absl::Status EngineImpl::TakeMemoryToRestore(Session* session) {
     const SessionCache& cache = session->cache;  // holds its reservation, or nothing
     const int64_t reserve = cache.BlocksFor(session->model->config.reserve_tokens) * cache.num_layers() *
                             static_cast<int64_t>(cache.block_bytes());
-    const int64_t bytes =
-        std::max(reserve, BlockBytes(*session, stored.lengths, stored.first_tokens)) - cache.reserved_bytes();
+    const int64_t total = std::max(reserve, BlockBytes(*session, stored.lengths, stored.first_tokens));
+    if (total > pool_->capacity_bytes()) {  // saved by a process with a larger cache
+      return MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_TOKENS",
+                       absl::StrCat("session ", FormatSessionId(session->id), " is on disk and needs ", total,
+                                    " bytes of cache, which has ", pool_->capacity_bytes()),
+                       {{"requested", absl::StrCat(total)}, {"limit", absl::StrCat(pool_->capacity_bytes())}});
+    }
+    const int64_t bytes = total - cache.reserved_bytes();
     const int64_t ended = spills_ended_;
     switch (MakeRoom(bytes)) {
       case Room::kMade:
@@ -254,7 +252,7 @@ void EngineImpl::EndRestore(const SessionPtr& session, const absl::Status& statu
       EndWait(job_id);
     }
   }
-  if (discarded != nullptr) ReleaseCache(std::move(discarded));
+  if (discarded != nullptr) ReleaseCache(discarded.get());
 }
 
 void EngineImpl::SpillLoop() {
@@ -314,8 +312,8 @@ void EngineImpl::Spill(const SessionPtr& session) {
       sessions_.UpdateRecency(session.get());
     }
   }
-  ReleaseCache(std::move(source.cache));
-  if (freed != nullptr) ReleaseCache(std::move(freed));
+  ReleaseCache(source.cache.get());
+  if (freed != nullptr) ReleaseCache(freed.get());
   if (!bytes.ok()) return observer_->OnSnapshotFailed(SnapshotOp::kSpill);
   if (!keep) return (void)spill_store_->Remove(name);
   observer_->OnSnapshot(SnapshotOp::kSpill, *bytes, absl::Now() - begin);
@@ -435,9 +433,11 @@ absl::StatusOr<int64_t> EngineImpl::SaveSession(const SessionPtr& session, Snaps
     SnapshotWriter writer(*source.cache, session->model->layout, std::move(source.header));
     bytes = store->Write(name, &writer, stop);
   }
-  ReleaseCache(std::move(source.cache));
+  ReleaseCache(source.cache.get());
   return bytes;
 }
+
+absl::Status EngineImpl::PrepareToSave(const std::string& directory) { return OpenStore(directory).status(); }
 
 absl::StatusOr<SavedSessions> EngineImpl::SaveSessions(const std::string& directory, absl::FunctionRef<bool()> stop) {
   absl::StatusOr<SnapshotStore*> store = OpenStore(directory);

@@ -27,6 +27,11 @@ absl::Status TooManyTokens(absl::string_view message, int64_t requested, int64_t
                    {{"requested", StrCat(requested)}, {"limit", StrCat(limit)}});
 }
 
+int64_t BlocksToAllocate(const SnapshotLayout& layout, const Session& session) {
+  const SessionCache& cache = session.cache;
+  return std::max(layout.NumBlocks(), cache.BlocksFor(session.model->config.reserve_tokens) * cache.num_layers());
+}
+
 const char* NameOf(KvDType dtype) {
   constexpr const char* kNames[] = {"F32", "BF16", "F16", "INT8"};
   return kNames[static_cast<int>(dtype)];
@@ -55,34 +60,35 @@ absl::Status CheckExpected(const SessionConfig& expected, const SessionConfig& c
 
 }  // namespace
 
+int64_t BytesToAllocate(const SnapshotLayout& layout, const Session& session) {
+  return BlocksToAllocate(layout, session) * static_cast<int64_t>(session.cache.block_bytes());
+}
+
 absl::Status AllocateSession(const SnapshotLayout& layout, BlockPool* pool, Session* session) {
   SessionCache& cache = session->cache;
   const int64_t block_bytes = static_cast<int64_t>(cache.block_bytes());
-  const int64_t reserve = cache.BlocksFor(session->model->config.reserve_tokens) * cache.num_layers();
-  const int64_t blocks = std::max(layout.NumBlocks(), reserve);
+  const int64_t blocks = BlocksToAllocate(layout, *session);
   const int64_t most_blocks = pool->capacity_bytes() / block_bytes;
   // A window frees blocks, but not their entries in the table, of which a few bytes of a snapshot can ask for many.
   const int64_t most_entries = std::max(kMinTableEntries, pool->capacity_bytes() / kCacheBytesPerTableEntry);
   const int64_t available = pool->available_bytes();
-  absl::Status status;
   if (blocks > most_blocks) {
-    status = TooManyTokens(StrCat("the session needs ", blocks, " blocks of ", block_bytes,
-                                  " bytes, the cache has room for ", most_blocks),
-                           blocks, most_blocks);
-  } else if (layout.NumTableEntries() > most_entries) {
-    status = TooManyTokens(StrCat("the session's block tables need ", layout.NumTableEntries(),
-                                  " entries, with this cache they may have ", most_entries),
-                           layout.NumTableEntries(), most_entries);
-  } else if (!cache.Reserve(session->model->config.reserve_tokens) ||
-             !cache.AllocateLayers(layout.lengths, layout.first_tokens)) {
-    const int64_t needed = blocks * block_bytes;
-    status = MakeError(absl::StatusCode::kResourceExhausted, "CACHE_FULL",
-                       StrCat("the session needs ", needed, " bytes of cache, ", available, " are available of ",
-                              pool->capacity_bytes()),
-                       {{"needed_bytes", StrCat(needed)}, {"available_bytes", StrCat(available)}}, kCacheRetryDelay);
+    return TooManyTokens(StrCat("the session needs ", blocks, " blocks of ", block_bytes,
+                                " bytes, the cache has room for ", most_blocks),
+                         blocks, most_blocks);
   }
-  if (!status.ok()) (void)cache.Release(1);  // holds no block
-  return status;
+  if (layout.NumTableEntries() > most_entries) {
+    return TooManyTokens(StrCat("the session's block tables need ", layout.NumTableEntries(),
+                                " entries, with this cache they may have ", most_entries),
+                         layout.NumTableEntries(), most_entries);
+  }
+  const bool reserved = cache.reserved_bytes() > 0 || cache.Reserve(session->model->config.reserve_tokens);
+  if (reserved && cache.AllocateLayers(layout.lengths, layout.first_tokens)) return absl::OkStatus();
+  const int64_t needed = blocks * block_bytes;
+  return MakeError(absl::StatusCode::kResourceExhausted, "CACHE_FULL",
+                   StrCat("the session needs ", needed, " bytes of cache, ", available, " are available of ",
+                          pool->capacity_bytes()),
+                   {{"needed_bytes", StrCat(needed)}, {"available_bytes", StrCat(available)}}, kCacheRetryDelay);
 }
 
 // ---- out ---------------------------------------------------------------------------------------------------------
@@ -96,14 +102,9 @@ class EngineImpl::Export final : public SessionExport {
         start_(start),
         cache_(engine->pool_.get(), model_->layout.block_bytes, model_->config.num_layers,
                model_->config.heads.num_kv_heads) {
-    cache_.ShareFrom(session.cache, session.cache.longest());
-    // They are counted once, as their blocks are.
-    engine_->pool_->AddTokens(-cache_.longest());
+    cache_.Pin(session.cache);
   }
-  ~Export() override ABSL_LOCKS_EXCLUDED(engine_->mutex_) {
-    engine_->pool_->AddTokens(cache_.longest());
-    engine_->ReleaseCache(&cache_);
-  }
+  ~Export() override ABSL_LOCKS_EXCLUDED(engine_->mutex_) { engine_->ReleaseCache(&cache_); }
 
   // Before anything else, and without the mutex: what can be made later need not be made under it.
   void Begin() {
@@ -234,7 +235,15 @@ absl::StatusOr<EngineImpl::SessionPtr> EngineImpl::PrepareImport(std::shared_ptr
   if (draining_) return DrainingError();
   if (absl::Status status = CheckSessionLimit(); !status.ok()) return status;
   auto session = std::make_shared<Session>(NewSessionId(), 0, std::move(model), pool_.get());
-  if (absl::Status status = AllocateSession(layout, pool_.get(), session.get()); !status.ok()) return status;
+  absl::Status status = AllocateSession(layout, pool_.get(), session.get());
+  // Where idle sessions go to disk, room comes later: the client may come again.
+  while (GetErrorDetails(status).reason == "CACHE_FULL" && MakeRoom(BytesToAllocate(layout, *session)) == Room::kMade) {
+    status = AllocateSession(layout, pool_.get(), session.get());
+  }
+  if (!status.ok()) {
+    (void)session->cache.Release(1);  // it holds no block
+    return status;
+  }
   imports_++;
   return session;
 }

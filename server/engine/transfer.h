@@ -17,9 +17,11 @@ inline constexpr int64_t kMinTableEntries = int64_t{1} << 18;
 inline constexpr int64_t kCacheBytesPerTableEntry = 256;
 
 // Takes the memory for layers of `layout`, and what the session's configuration reserves. All or nothing.
-// RESOURCE_EXHAUSTED: TOO_MANY_TOKENS when they can never fit, CACHE_FULL with a delay when they do not fit now; the
-// session can then only be destroyed. REQUIRES: the engine's mutex is held; ReadSnapshotHeader took the layout; the
-// session is new.
+// RESOURCE_EXHAUSTED: TOO_MANY_TOKENS when they can never fit, CACHE_FULL with a delay when they do not fit now: it may
+// be tried again, and otherwise the cache must be released. REQUIRES: the engine's mutex is held; ReadSnapshotHeader
+// took the layout; the session is new. Bytes of the blocks that this is about, were they to fit at all.
+int64_t BytesToAllocate(const SnapshotLayout& layout, const Session& session);
+
 absl::Status AllocateSession(const SnapshotLayout& layout, BlockPool* pool, Session* session);
 
 }  // namespace attnd

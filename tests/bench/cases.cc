@@ -23,6 +23,7 @@ std::string Obstacle(const std::string& mode, const Case& c) {
   if (c.shared > c.context()) {
     return "--shared=" + std::to_string(c.shared) + " is more than the context's " + std::to_string(c.context());
   }
+  if (mode == "sessions") return {};  // its blocks are memory that nobody touches
   size_t bytes = LayerBytes(c) * LayerCount(c);
   const size_t token_floats = size_t{4} * c.shape.head_dim;
   if (mode == "append") {  // the rows to append

@@ -14,7 +14,9 @@ int RunDecode(const Options& options);
 int RunFork(const Options& options);
 int RunPrefill(const Options& options);
 int RunAppend(const Options& options);
+int RunStorage(const Options& options);
 int RunScaling(const Options& options);
+int RunSessions(const Options& options);
 int RunRpc(const Options& options);    // only where gRPC is
 int RunServe(const Options& options);  // likewise
 int RunSuite(const Options& options);

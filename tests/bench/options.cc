@@ -138,7 +138,8 @@ auto One(std::vector<T> Options::* member, ReadItem<T> read) {
 const std::vector<OptionSpec>& Specs() {
   constexpr int64_t kMaxTokens = int64_t{1} << 24;
   constexpr std::string_view kComputed = " decode fork prefill append scaling ";
-  constexpr std::string_view kLayers = " decode fork prefill append scaling rpc serve ";
+  constexpr std::string_view kLayers = " decode fork prefill append scaling sessions storage rpc serve ";
+  constexpr std::string_view kThreaded = " decode fork prefill append scaling rpc serve ";
   static const std::vector<OptionSpec> kSpecs = {
       {"--shape", kLayers, "=NAME,..", "layers of known models (below; llama3-8b)",
        List<ModelShape>(&Options::shapes, ReadShape)},
@@ -147,15 +148,15 @@ const std::vector<OptionSpec>& Specs() {
       {"--head_dim", kLayers, "=D", "its head_dim (128)", Numbers<int>(&Options::head_dims, 1, kMaxHeadDim)},
       {"--kv", kLayers, "=TYPE,..", "types of the cache: f32, bf16, f16, int8 (f32)",
        Names<KvDType>(&Options::kvs, kKvNames)},
-      {"--tokens", kLayers, "=N,..", "context of each sequence; prefill: its new tokens (4096)",
+      {"--tokens", kLayers, "=N,..", "context of each sequence; prefill: its new tokens (4096; sessions 32768)",
        Numbers<int64_t>(&Options::tokens, 1, kMaxTokens)},
       {"--history", " prefill scaling ", "=N,..", "prefill: tokens that are there before the new ones (0)",
        Numbers<int64_t>(&Options::histories, 0, kMaxTokens)},
       {"--shared", " fork scaling ", "=N,..",
        "fork: tokens of the common prefix, in whole blocks (all but the last block)",
        Numbers<int64_t>(&Options::shared, 0, kMaxTokens)},
-      {"--batch", " decode prefill fork scaling serve ", "=N,..",
-       "sequences that are computed together (1; fork 4); serve: streams (64)",
+      {"--batch", " decode prefill fork scaling sessions serve ", "=N,..",
+       "sequences that are computed together (1; fork 4); sessions: beams (4); serve: streams (64)",
        Numbers<int>(&Options::batches, 1, 1024)},
       {"--queries", " decode fork scaling ", "=N,..",
        "new tokens of each sequence: more than 1 is speculative decoding (1)", Numbers<int>(&Options::queries, 1, 64)},
@@ -165,13 +166,19 @@ const std::vector<OptionSpec>& Specs() {
        Names<DType>(&Options::sources, kSourceNames)},
       {"--of", " scaling ", "=MODE,..", "scaling: decode, prefill, fork (decode)",
        Names<std::string>(&Options::of, kOfNames)},
-      {"--threads", kLayers, "=N,..", "as many as this process may use: max (max); scaling: a row for each up to N",
+      {"--threads", kThreaded, "=N,..", "as many as this process may use: max (max); scaling: a row for each up to N",
        List<int>(&Options::threads, ReadThreads)},
       {"--resident", kComputed, "=WHERE,..",
        "memory: layers take turns over 1.5 GiB; cache: one layer again and again (memory; prefill cache)",
        Names<Residency>(&Options::residencies, kResidencyNames)},
-      {"--layers", kComputed, "=N", "layers that take turns (as --resident needs)",
+      {"--layers", " decode fork prefill append scaling sessions storage ", "=N",
+       "layers that take turns (as --resident needs); sessions: of each session (32); storage: of the session (8)",
        [](std::string_view text, Options* o) { return ReadNumber(text, 1, 1 << 20, &o->layers); }},
+      {"--directory", " storage ", "=DIR", "storage: where files of twice the session's size are written (/tmp)",
+       [](std::string_view text, Options* o) {
+         o->directory = text;
+         return text.empty() ? Complaint("it names no directory") : Complaint();
+       }},
       {"--seconds", "", "=S", "of measurement for each row (2)",
        [](std::string_view text, Options* o) { return ReadNumber(text, 0.01, 3600.0, &o->seconds); }},
       {"--sweep", kComputed, "", "a table: what is not given takes several values",
@@ -265,10 +272,13 @@ Options WithDefaults(std::string_view mode, Options options) {
   }
   Default(&o.shapes, {ModelShapes()[0]});
   Default(&o.kvs, {KvDType::kF32});
-  Default<int64_t>(&o.tokens, {4096});
+  const bool sessions = mode == "sessions";  // one thread's bookkeeping
+  const bool storage = mode == "storage";
+  if (sessions || storage) o.threads = {1}, o.layers = o.layers > 0 ? o.layers : sessions ? 32 : 8;
+  Default<int64_t>(&o.tokens, {sessions ? 32768 : 4096});
   Default<int64_t>(&o.histories, {0});
   Default<int64_t>(&o.shared, {-1});
-  Default(&o.batches, {mode == "fork" ? 4 : mode == "serve" ? 64 : 1});
+  Default(&o.batches, {mode == "fork" || sessions ? 4 : mode == "serve" ? 64 : 1});
   Default(&o.queries, {1});
   Default(&o.steps, {64, 1});
   Default(&o.threads, {UsableThreads()});

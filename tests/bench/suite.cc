@@ -26,6 +26,8 @@ const std::vector<Command>& Commands() {
       {"prefill", "--kv=f32,bf16,f16,int8", "--tokens=512", "--history=32768"},
       {"append", "--kv=f32,bf16,f16,int8"},
       {"scaling", "--kv=f32,bf16", "--of=decode,prefill", "--tokens=4096"},
+      {"sessions", "--tokens=4096,32768"},
+      {"storage"},
 #ifdef ATTND_BENCH_RPC
       {"rpc", "--tokens=33,128"},
       {"serve", "--tokens=1024,4096"},

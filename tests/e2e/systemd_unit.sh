@@ -24,10 +24,15 @@ stop=$(value TimeoutStopSec)
 
 # What is commented out is the default.
 "$bin/attnd" --print_config >"$work/defaults"
-sed -n 's/^#\(ATTND_[A-Z_]*=\)/\1/p' "$settings" | grep -v -e TLS -e AUTH >"$work/env"
+sed -n 's/^#\(ATTND_[A-Z_]*=\)/\1/p' "$settings" | grep -v -e TLS -e AUTH -e =/var/lib/attnd/ >"$work/env"
 (($(wc -l <"$work/env") >= 6)) || fail "attnd.env names few settings"
 expect 0 '' env -S "$(tr '\n' ' ' <"$work/env")" "$bin/attnd" --print_config
 diff "$work/defaults" "$work/out" || fail "attnd.env names other defaults than attnd's"
+# The directories are ones that the unit may write to.
+[ "$(value StateDirectory)" = attnd ] || fail "the unit has no StateDirectory=attnd"
+(($(grep -c '=/var/lib/attnd/' "$settings") == 3)) || fail "attnd.env names other directories than the unit's own"
+expect 0 '' env -S "ATTND_EVICTION=lru $(sed -n 's/^#\(ATTND_.*=\/var\/lib\/attnd\/\)/\1/p' "$settings" | tr '\n' ' ')" \
+  "$bin/attnd" --print_config
 # And the others are settings that there are.
 sed -n 's/^#\(ATTND_[A-Z_]*\)=.*/\1/p' "$settings" >"$work/names"
 while read -r name; do

@@ -230,7 +230,7 @@ TEST_F(RestartTest, ASecondSignalEndsTheSaving) {
   for (int i = 0; i < 4000; ++i) Create(stub.get());
   program->Signal(SIGTERM);
   // Each file is forced to the disk, and so is its name: 4000 take seconds.
-  ASSERT_TRUE(Eventually([&] { return std::filesystem::exists(folder_ / "saved/.lock"); }));
+  ASSERT_TRUE(Eventually([&] { return CountSnapshots(folder_ / "saved") > 0; }));
   program->Signal(SIGTERM);
   const absl::Time hurried = absl::Now();
   EXPECT_EQ(program->Wait(), 1) << program->err();
@@ -242,7 +242,9 @@ TEST_F(RestartTest, ASecondSignalEndsTheSaving) {
 TEST_F(RestartTest, DirectoriesThatCannotBeUsedStopTheStart) {
   const std::string saved = folder_ / "saved";
   auto program = Program::Serving(SaveAndRestore());
-  std::string why = Refusal({"--restore=" + saved});
+  std::string why = Refusal({"--snapshot_on_drain=" + saved});
+  EXPECT_TRUE(absl::StrContains(why, "is in use by process ")) << why;
+  why = Refusal({"--restore=" + saved});
   EXPECT_TRUE(absl::StrContains(why, saved)) << why;
   EXPECT_TRUE(absl::StrContains(why, "is in use by process ")) << why;
   why = Refusal({"--eviction=lru", "--spill_dir=" + saved});
@@ -254,6 +256,7 @@ TEST_F(RestartTest, DirectoriesThatCannotBeUsedStopTheStart) {
   for (const std::string& directory : {folder_ / "file", folder_ / "no/such/parent", std::string("/proc/attnd")}) {
     for (const std::vector<std::string>& flags :
          {std::vector<std::string>{"--restore=" + directory},
+          std::vector<std::string>{"--snapshot_on_drain=" + directory},
           std::vector<std::string>{"--eviction=lru", "--spill_dir=" + directory}}) {
       why = Refusal(flags);
       EXPECT_TRUE(absl::StrContains(why, directory)) << why;

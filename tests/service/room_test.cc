@@ -205,8 +205,12 @@ TEST_F(RoomTest, AFullDiskIsCountedAndCostsNoSession) {
   const std::string disk = folder_.SmallDisk();
   if (disk.empty()) GTEST_SKIP() << "needs the right to mount";
   StartServer(RoomOptions(disk));
+  EXPECT_EQ(Metric("attnd_spill_disk_size_bytes"), 1 << 20);
+  EXPECT_GT(Metric("attnd_spill_disk_available_bytes"), 900 << 10);
   std::vector<char> ballast(1 << 20, 'x');
   std::ofstream(disk + "/ballast", std::ios::binary).write(ballast.data(), ballast.size());
+  EXPECT_EQ(Metric("attnd_spill_disk_available_bytes"), 0);
+  EXPECT_EQ(Metric("attnd_kv_cache_eviction_enabled"), 1);
   std::vector<std::string> ids;
   Floats mean;
   grpc::Status status;
@@ -227,6 +231,52 @@ TEST_F(RoomTest, AFullDiskIsCountedAndCostsNoSession) {
   std::filesystem::remove(disk + "/ballast");
   EXPECT_TRUE(Eventually([&] { return WideMean(ids.back(), {1}, &mean).ok(); }));
   EXPECT_EQ(Metric(kSpilled), 1);
+}
+
+TEST_F(RoomTest, ExportsAndImportsAreCountedAndAnImportFindsRoom) {
+  StartServer(RoomOptions(folder_ / "spill"));
+  const std::string id = Create(WideConfig());
+  WideMean(id, {1, 2, 3});
+  std::string bytes;
+  {
+    grpc::ClientContext context;
+    v1::ExportSessionRequest request;
+    request.set_session_id(id);
+    const auto stream = stub_->ExportSession(&context, request);
+    v1::ExportSessionResponse response;
+    while (stream->Read(&response)) bytes += response.data();
+    ASSERT_TRUE(stream->Finish().ok());
+  }
+  EXPECT_TRUE(Eventually([&] { return Snapshots("export") == 1; }));
+  EXPECT_EQ(SnapshotBytes("export"), static_cast<double>(bytes.size()));
+  EXPECT_TRUE(WaitForMetric("attnd_kv_cache_shared_bytes", 0)) << "held while it is exported";
+  const auto import = [&](const std::string& data, v1::Session* session) {
+    grpc::ClientContext context;
+    const auto stream = stub_->ImportSession(&context, session);
+    v1::ImportSessionRequest request;
+    request.set_data(data);
+    stream->Write(request);
+    stream->WritesDone();
+    return stream->Finish();
+  };
+  std::string damaged = bytes;
+  damaged[damaged.size() / 2] ^= 1;
+  v1::Session session;
+  EXPECT_EQ(ReasonOf(import(damaged, &session)), "BAD_SNAPSHOT");
+  EXPECT_EQ(Failures("import"), 1);
+  EXPECT_EQ(Created("import"), 0);
+  EXPECT_EQ(Metric("attnd_rejected_total{reason=\"BAD_SNAPSHOT\"}"), 1);
+  FillUntil(kSpilled);
+  grpc::Status status;
+  EXPECT_TRUE(Eventually([&] {
+    status = import(bytes, &session);
+    return status.ok() || ReasonOf(status) != "CACHE_FULL";
+  })) << "the cache is full and idle sessions can leave it";
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(WideMean(session.session_id(), {6}), Floats({3}));
+  EXPECT_EQ(Created("import"), 1);
+  EXPECT_EQ(Snapshots("import"), 1);
+  EXPECT_EQ(SnapshotBytes("import"), static_cast<double>(bytes.size()));
 }
 
 // What a client thread knows of its sessions.

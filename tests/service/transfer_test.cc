@@ -208,6 +208,27 @@ TEST_F(TransferTest, S07_TransfersThatAreGivenUpLeaveNothing) {
   EXPECT_EQ(Metric("attnd_rejected_total{reason=\"BAD_SNAPSHOT\"}"), 0);
 }
 
+TEST_F(TransferTest, S07_AnExportThatIsGivenUpWhileItWaitsForAStepLeavesNothing) {
+  StartServer();
+  const std::string id = Create();
+  Mean(id, {1, 2, 3});
+  const double used = Metric("attnd_kv_cache_used_bytes");
+  gate_.Close();
+  std::thread step([&] { Mean(id, Floats(20, 2)); });
+  gate_.AwaitBatch();
+  {
+    OpenExport open(stub_.get(), id);
+    EXPECT_TRUE(WaitForMetric("attnd_streams_active", 1));
+    open.context.TryCancel();
+    EXPECT_EQ(open.reader->Finish().error_code(), StatusCode::CANCELLED);
+    EXPECT_TRUE(WaitForMetric("attnd_rpc_handled_total{code=\"CANCELLED\",method=\"ExportSession\"}", 1));
+  }
+  gate_.Open();
+  step.join();
+  ExpectIdle(used, 1);
+  EXPECT_EQ(Mean(id, {2}), Floats({2}));
+}
+
 // Its deadline ends it as its client would.
 TEST_F(TransferTest, DeadlinesEndTransfers) {
   StartServer();

@@ -207,6 +207,9 @@ def test_reorder_gives_rows_the_tokens_of_others(client: attnd.Client) -> None:
     with pytest.raises(attnd.SessionLost):
         client.reorder(rows, [0, 0, 0])
     assert [row.info().length for row in (rows[0], rows[2])] == [4, 2]
+    for row in rows:
+        row.close()
+    assert not list(client.list_sessions())
 
 
 def test_what_a_window_has_passed_is_freed(client: attnd.Client) -> None:

@@ -1,12 +1,15 @@
 // Sessions leave as snapshots and come back: the same state, the same bits, of one moment, whatever goes on meanwhile.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "kernels/block_layout.h"
 #include "tests/unit/engine/transfer_harness.h"
 
@@ -221,6 +224,57 @@ TEST(Transfer, GoneAndUnknownSessionsAreNotExported) {
   EXPECT_EQ(ReasonOf(StartExport(&h, "x").get().status()), "BAD_SESSION_ID");
   EXPECT_TRUE(h.engine->Drain(absl::InfiniteFuture()));
   EXPECT_EQ(ReasonOf(StartExport(&h, id).get().status()), "CLOSED");
+}
+
+TEST(Transfer, AnImportDropsWhoWasIdleLongestWhereThatIsAllowed) {
+  EngineOptions options = Harness::DefaultOptions();
+  options.kv_cache_bytes = 3 * 512;
+  options.evict_lru = true;
+  Harness h(options);
+  const std::string a = h.Create(), b = h.Create();
+  h.Mean(a, {1, 2, 3});
+  h.Mean(b, std::vector<float>(100, 1));  // two blocks
+  const std::string bytes = Export(&h, a);
+  EXPECT_THAT(h.Mean(a, {6}).out, ElementsAre(3.0f));  // b is the oldest now
+  const absl::StatusOr<SessionInfo> copy = Import(&h, bytes);
+  ASSERT_TRUE(copy.ok()) << copy.status();
+  EXPECT_THAT(h.Mean(copy->session_id, {6}).out, ElementsAre(3.0f));
+  EXPECT_EQ(h.Mean(b, {1}).reason(), "EVICTED");
+  EXPECT_EQ(h.Length(a), 4);
+}
+
+TEST(Transfer, SessionsOnDiskAreExportedAndImportsSendOthersThere) {
+  std::string directory = testing::TempDir() + "/attnd_transfer_XXXXXX";
+  ASSERT_NE(mkdtemp(directory.data()), nullptr);
+  EngineOptions options = Harness::DefaultOptions();
+  options.kv_cache_bytes = 4 * 512;
+  options.evict_lru = true;
+  options.spill_dir = directory;
+  {
+    Harness h(options);
+    const std::string a = h.Create();
+    h.Mean(a, {1, 2, 3});
+    const std::string bytes = Export(&h, a);
+    for (int i = 0; i < 100 && h.engine->GetSession(a)->spilled_bytes == 0; i++) {
+      const std::string other = h.Create();
+      h.Mean(other, {1});
+    }
+    ASSERT_GT(h.engine->GetSession(a)->spilled_bytes, 0);
+    EXPECT_EQ(Export(&h, a), bytes);
+    // While others are on their way to disk an import is told to come again.
+    absl::StatusOr<SessionInfo> copy;
+    for (int i = 0; i < 200; i++) {
+      copy = Import(&h, bytes);
+      if (copy.ok()) break;
+      ASSERT_EQ(ReasonOf(copy.status()), "CACHE_FULL");
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    ASSERT_TRUE(copy.ok()) << copy.status();
+    EXPECT_THAT(h.Mean(copy->session_id, {6}).out, ElementsAre(3.0f));
+    EXPECT_THAT(h.Mean(a, {6}).out, ElementsAre(3.0f));
+    EXPECT_EQ(h.observer["evicted"], 0);
+  }
+  std::filesystem::remove_all(directory);
 }
 
 }  // namespace

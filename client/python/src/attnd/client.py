@@ -13,6 +13,7 @@ from .results import AttendResult, ServerInfo, SessionInfo, StepResult
 from .session import Session
 from .steps import EMPTY_ROWS, Segment, StepTensors, is_replayable, session_id_of, step_request, step_results
 from .tensors import DTYPES, KV_DTYPES, choice, decode, encode, encode_mask
+from .transfer import FileOrPath, export_to, import_from
 from .v1 import attnd_pb2 as pb
 
 DEFAULT_TIMEOUT = 30.0
@@ -273,6 +274,37 @@ class Client:
         """Frees a session; whether it was open. Raises SessionLost for an id that never existed."""
         request = pb.CloseSessionRequest(session_id=session_id)
         return bool(self._call("CloseSession", request, timeout, idempotent=True).was_open)
+
+    def export_session(self, session_id: str, target: FileOrPath, *, timeout: float | None = None) -> int:
+        """Writes a session's state to a file, by its path or open for binary writing; returns the bytes written.
+
+        A path has its new content only once it is complete. The session may be stepped meanwhile; the snapshot is of
+        one moment. ``timeout`` is the longest wait for a piece, however long all of them take.
+
+        Raises:
+            SessionLost, Unavailable, DeadlineExceeded, and OSError where the file cannot be written.
+        """
+        timeout = self.timeout if timeout is None else timeout
+        return export_to(self._channel.stub().ExportSession, session_id, target, self._channel.metadata, timeout)
+
+    def import_session(
+        self, source: FileOrPath, *, expected: SessionConfig | None = None, timeout: float | None = None
+    ) -> Session:
+        """A new session from such a file, of this server or of another, all or nothing.
+
+        Args:
+            source: a path, or a file open for binary reading.
+            expected: num_layers, heads, dims and kv_dtype that the session must have.
+            timeout: the longest wait for the server to take some bytes, or to answer.
+
+        Raises:
+            InvalidArgument: BAD_SNAPSHOT: damaged, incomplete or of another format; BAD_CONFIG: not as expected.
+            SessionLimit, CacheFull, TooManyTokens: no place for it.
+        """
+        timeout = self.timeout if timeout is None else timeout
+        wanted = None if expected is None else expected.message()
+        answer = import_from(self._channel.stub().ImportSession, source, wanted, self._channel.metadata, timeout)
+        return Session(self, SessionInfo.of_message(answer))
 
     def server_info(self, config: SessionConfig | None = None, *, timeout: float | None = None) -> ServerInfo:
         """What the server is and how full; with a config, how many tokens of such a session fit."""

@@ -9,6 +9,7 @@ from .config import SessionConfig
 from .errors import AttndError, SessionLost
 from .results import SessionInfo, StepResult
 from .steps import Segment, StepTensors, step_request, step_results
+from .transfer import FileOrPath
 
 if TYPE_CHECKING:
     from .client import Client
@@ -101,6 +102,10 @@ class Session:
 
     def info(self, *, timeout: float | None = None) -> SessionInfo:
         return self._client.get_session(self.session_id, timeout=timeout)
+
+    def export(self, target: FileOrPath, *, timeout: float | None = None) -> int:
+        """Writes its state to a file for ``Client.import_session``; see ``Client.export_session``."""
+        return self._client.export_session(self.session_id, target, timeout=timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
         """Frees the session. Closing it again, or after it expired or the server lost it, is no error."""
