@@ -204,7 +204,8 @@ absl::Status EngineImpl::Restore(const SessionPtr& session) {
   }
   // Before any step is answered: a file that stayed would bring back what the session was, should the process die.
   status = store->Remove(name);
-  if (!status.ok() && !absl::IsNotFound(status)) {
+  // Only a flush may have failed: then the file is gone, and what was read of it is all there is.
+  if (!status.ok() && !absl::IsNotFound(status) && !absl::IsNotFound(store->Read(name).status())) {
     observer_->OnSnapshotFailed(SnapshotOp::kRestore);
     return MakeError(absl::StatusCode::kInternal, "SPILL_DAMAGED",
                      absl::StrCat("the file of session ", name, " cannot be removed: ", status.message()));
@@ -220,7 +221,7 @@ void EngineImpl::EndRestore(const SessionPtr& session, const absl::Status& statu
       absl::MutexLock lock(&mutex_);
       discarded = session->cache.Detach();
     }
-    ReleaseCache(std::exchange(discarded, nullptr));
+    ReleaseCache(std::exchange(discarded, nullptr).get());
   }
   {
     absl::MutexLock lock(&mutex_);
