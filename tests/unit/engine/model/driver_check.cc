@@ -46,7 +46,11 @@ bool ModelDriver::Allowed(const Turn& turn, size_t index, const std::string& id,
   if (reason == "CACHE_FULL" || reason == "TOO_MANY_TOKENS") {
     if (turn.is_short || now.allocations > before.allocations || (room_ == Room::kSpill && io_failed)) return true;
   }
-  if (session == nullptr) return false;
+  if (session == nullptr) {
+    // It went in this turn, and the call was refused when it was made.
+    return !turn.alone() && (expected == kLost || expected == kEvicted) &&
+           (reason == "BAD_SHAPE" || reason == "TOO_MANY_TOKENS" || reason == "SESSION_LIMIT");
+  }
   // Of a reorder's rows, that one.
   if ((reason == kEvicted || absl::IsDataLoss(status)) && ReasonOf(engine_->GetSession(id).status()) != reason) {
     return false;
