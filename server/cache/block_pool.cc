@@ -16,6 +16,7 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
 BlockPool::BlockPool(const Options& options, std::unique_ptr<Arena> arena)
     : capacity_bytes_(options.capacity_bytes),
       poison_(options.poison),
+      fail_allocation_(options.fail_allocation),
       arena_(std::move(arena)),
       pages_(arena_->num_pages()) {}
 
@@ -37,7 +38,7 @@ BlockAccount BlockPool::OpenAccount(size_t block_bytes) {
 bool BlockPool::Reserve(BlockAccount* account, int64_t blocks) {
   assert(account->held == 0 && account->reserved == 0 && blocks >= 0);
   SizeClass& size = sizes_[account->size_class];
-  if (blocks > available_bytes() / static_cast<int64_t>(size.block_bytes)) return false;
+  if (blocks > available_bytes() / static_cast<int64_t>(size.block_bytes) || MustFail(blocks)) return false;
   const int64_t pages = size.PagesFor(size.promised + blocks - size.free_slots);
   if (pages_promised_ - size.pages_promised() + pages > free_pages()) return false;
   account->reserved = blocks;
@@ -57,7 +58,7 @@ bool BlockPool::Allocate(BlockAccount* account, int64_t count, BlockId* out) {
   assert(count >= 0);
   SizeClass& size = sizes_[account->size_class];
   const int64_t from_promise = std::min(count, account->outstanding());
-  if (!Fits(size, from_promise, count - from_promise)) return false;
+  if (!Fits(size, from_promise, count - from_promise) || MustFail(count)) return false;
   AddPromise(&size, -from_promise);
   for (int64_t i = 0; i < count; i++) out[i] = TakeBlock(account->size_class);
   account->held += count;

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -50,6 +51,8 @@ class BlockPool {
     int64_t capacity_bytes = 0;
     // Tests: fills blocks with NaN when they are handed out and when they are freed.
     bool poison = false;
+    // Tests: asked whenever blocks are to be taken or promised; true: there is no memory for them.
+    std::function<bool()> fail_allocation = nullptr;
   };
   static absl::StatusOr<std::unique_ptr<BlockPool>> Create(const Options& options);
 
@@ -107,6 +110,7 @@ class BlockPool {
 
   uint32_t refs(BlockId id) const { return pages_[id >> kSlotBits].refs[id & kSlotMask]; }
   int64_t free_pages() const;
+  bool MustFail(int64_t blocks) const { return fail_allocation_ && blocks > 0 && fail_allocation_(); }
   bool Fits(const SizeClass& size, int64_t from_promise, int64_t fresh) const;
   void AddPromise(SizeClass* size, int64_t blocks);  // negative: takes back
   void UnrefOne(BlockAccount* account, BlockId id);
@@ -120,6 +124,7 @@ class BlockPool {
 
   const int64_t capacity_bytes_;
   const bool poison_;
+  const std::function<bool()> fail_allocation_;
   const std::unique_ptr<Arena> arena_;
 
   std::vector<Page> pages_;

@@ -47,9 +47,19 @@ auto Retry(const Call& call) {
   return result;
 }
 
-absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) {
+// What `call` returns, or what it would when the tests' hook wants it to fail. Not for calls that must not be repeated.
+template <class Call>
+auto Try(const SnapshotStore::FailIo& fail, const char* name, const Call& call) {
+  if (fail) {
+    errno = fail(name);
+    if (errno != 0) return decltype(call()){-1};
+  }
+  return Retry(call);
+}
+
+absl::Status WriteAll(const SnapshotStore::FailIo& fail, int fd, absl::string_view bytes, const std::string& path) {
   while (!bytes.empty()) {
-    const ssize_t written = Retry([&] { return write(fd, bytes.data(), bytes.size()); });
+    const ssize_t written = Try(fail, "write", [&] { return write(fd, bytes.data(), bytes.size()); });
     if (written < 0) return ErrnoError("write", path);
     bytes.remove_prefix(written);
   }
@@ -85,7 +95,8 @@ absl::Status SnapshotStore::File::Next(std::string* piece) {
   piece->resize(std::min(static_cast<int64_t>(kMaxPieceBytes), bytes_ - read_));
   size_t filled = 0;
   while (filled < piece->size()) {
-    const ssize_t bytes = Retry([&] { return read(fd_.get(), piece->data() + filled, piece->size() - filled); });
+    const ssize_t bytes =
+        Try(fail_io_, "read", [&] { return read(fd_.get(), piece->data() + filled, piece->size() - filled); });
     if (bytes < 0) return ErrnoError("read", path_);
     if (bytes == 0) break;  // cut meanwhile: its reader will see
     filled += bytes;
@@ -109,6 +120,10 @@ absl::StatusOr<std::unique_ptr<SnapshotStore>> SnapshotStore::Open(std::string d
 
 SnapshotStore::SnapshotStore(std::string directory, Options options, UniqueFd fd, UniqueFd lock)
     : directory_(std::move(directory)), options_(options), fd_(std::move(fd)), lock_(std::move(lock)) {}
+
+int SnapshotStore::Unlink(const std::string& file) const {
+  return Try(options_.fail_io, "unlink", [&] { return unlinkat(fd_.get(), file.c_str(), 0); });
+}
 
 std::string SnapshotStore::Path(absl::string_view file) const { return absl::StrCat(directory_, "/", file); }
 
@@ -161,33 +176,39 @@ absl::StatusOr<std::vector<SnapshotStore::Entry>> SnapshotStore::List() const {
 }
 
 absl::Status SnapshotStore::SyncDirectory() const {
-  if (fsync(fd_.get()) != 0) return ErrnoError("flush the directory", directory_);
+  if (Try(options_.fail_io, "flush", [&] { return fsync(fd_.get()); }) != 0)
+    return ErrnoError("flush the directory", directory_);
   return absl::OkStatus();
 }
 
 absl::Status SnapshotStore::WriteFile(absl::string_view name, bool sync, Fill fill) {
   const std::string unfinished = UnfinishedOf(name), path = Path(unfinished);
   // What an earlier failure could not remove.
-  if (unlinkat(fd_.get(), unfinished.c_str(), 0) != 0 && errno != ENOENT) return ErrnoError("remove", path);
-  UniqueFd fd(openat(fd_.get(), unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (Unlink(unfinished) != 0 && errno != ENOENT) return ErrnoError("remove", path);
+  UniqueFd fd(Try(options_.fail_io, "open", [&] {
+    return openat(fd_.get(), unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  }));
   if (!fd.valid()) return ErrnoError("make", path);
   absl::Status status = fill(fd.get(), path);
   if (status.ok()) status = Finish(name, sync, std::move(fd));
-  if (!status.ok()) unlinkat(fd_.get(), unfinished.c_str(), 0);
+  if (!status.ok()) Unlink(unfinished);
   return status;
 }
 
 absl::Status SnapshotStore::Finish(absl::string_view name, bool sync, UniqueFd fd) {
   const std::string unfinished = UnfinishedOf(name), file = FileOf(name);
-  if (sync && fdatasync(fd.get()) != 0) return ErrnoError("flush", Path(unfinished));
+  if (sync && Try(options_.fail_io, "flush", [&] { return fdatasync(fd.get()); }) != 0)
+    return ErrnoError("flush", Path(unfinished));
   // Network file systems may tell only now that there was no room.
-  if (close(fd.Release()) != 0 && errno != EINTR) return ErrnoError("close", Path(unfinished));
-  if (renameat(fd_.get(), unfinished.c_str(), fd_.get(), file.c_str()) != 0) {
+  errno = options_.fail_io ? options_.fail_io("close") : 0;
+  if (errno != 0 || (close(fd.Release()) != 0 && errno != EINTR)) return ErrnoError("close", Path(unfinished));
+  const auto rename = [&] { return renameat(fd_.get(), unfinished.c_str(), fd_.get(), file.c_str()); };
+  if (Try(options_.fail_io, "rename", rename) != 0) {
     return ErrnoError(absl::StrCat("rename ", Path(unfinished), " to"), Path(file));
   }
   if (!sync) return absl::OkStatus();
   absl::Status status = SyncDirectory();
-  if (!status.ok()) unlinkat(fd_.get(), file.c_str(), 0);
+  if (!status.ok()) Unlink(file);
   return status;
 }
 
@@ -198,7 +219,7 @@ absl::StatusOr<int64_t> SnapshotStore::Write(absl::string_view name, SnapshotWri
   status = WriteFile(name, options_.sync, [&](int fd, const std::string& path) {
     for (std::string piece = snapshot->Next(); !piece.empty(); piece = snapshot->Next()) {
       if (stop()) return absl::CancelledError(absl::StrCat("writing ", path, " was given up"));
-      if (absl::Status written = WriteAll(fd, piece, path); !written.ok()) return written;
+      if (absl::Status written = WriteAll(options_.fail_io, fd, piece, path); !written.ok()) return written;
     }
     return absl::OkStatus();
   });
@@ -211,19 +232,20 @@ absl::StatusOr<std::unique_ptr<SnapshotStore::File>> SnapshotStore::Read(absl::s
   const std::string file = FileOf(name);
   std::string path = Path(file);
   // O_NONBLOCK: whoever opens a pipe would wait.
-  UniqueFd fd(openat(fd_.get(), file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  UniqueFd fd(Try(options_.fail_io, "open",
+                  [&] { return openat(fd_.get(), file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); }));
   if (!fd.valid()) return ErrnoError("open", path);
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return ErrnoError("look at", path);
   if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, " is no plain file"));
   posix_fadvise(fd.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
-  return std::unique_ptr<File>(new File(std::move(fd), info.st_size, std::move(path)));
+  return std::unique_ptr<File>(new File(std::move(fd), info.st_size, std::move(path), options_.fail_io));
 }
 
 absl::Status SnapshotStore::Remove(absl::string_view name) {
   if (absl::Status status = CheckName(name); !status.ok()) return status;
   const std::string file = FileOf(name);
-  if (unlinkat(fd_.get(), file.c_str(), 0) != 0) return ErrnoError("remove", Path(file));
+  if (Unlink(file) != 0) return ErrnoError("remove", Path(file));
   return options_.sync ? SyncDirectory() : absl::OkStatus();
 }
 
@@ -236,7 +258,8 @@ absl::Status SnapshotStore::Adopt(SnapshotStore* from, absl::string_view name) {
     if (!fd.valid()) return ErrnoError("open", from->Path(file));
     if (fdatasync(fd.get()) != 0) return ErrnoError("flush", from->Path(file));
   }
-  if (renameat(from->fd_.get(), file.c_str(), fd_.get(), file.c_str()) == 0) {
+  const auto rename = [&] { return renameat(from->fd_.get(), file.c_str(), fd_.get(), file.c_str()); };
+  if (Try(options_.fail_io, "rename", rename) == 0) {
     if (!options_.sync) return absl::OkStatus();
     status = SyncDirectory();
     return status.ok() ? from->SyncDirectory() : status;
@@ -250,12 +273,12 @@ absl::Status SnapshotStore::Adopt(SnapshotStore* from, absl::string_view name) {
     for (;;) {
       absl::Status copied = (*source)->Next(&piece);
       if (!copied.ok() || piece.empty()) return copied;
-      if (copied = WriteAll(fd, piece, path); !copied.ok()) return copied;
+      if (copied = WriteAll(options_.fail_io, fd, piece, path); !copied.ok()) return copied;
     }
   });
   if (!status.ok()) return status;
   status = from->Remove(name);
-  if (!status.ok()) unlinkat(fd_.get(), file.c_str(), 0);
+  if (!status.ok()) Unlink(file);
   return status;
 }
 

@@ -12,6 +12,7 @@
 #define ATTND_SERVER_CACHE_SNAPSHOT_STORE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -43,9 +44,13 @@ class UniqueFd {
 
 class SnapshotStore {
  public:
+  using FailIo = std::function<int(const char* call)>;
   struct Options {
     // Whether Write, Remove and Adopt return only when the disk has it: what a machine's crash must not undo.
     bool sync = false;
+    // Tests: asked before each system call that may fail (open, read, write, flush, close, rename, unlink); other than
+    // 0: it is not made and fails with this errno.
+    FailIo fail_io = nullptr;
   };
   struct Entry {
     std::string name;
@@ -61,11 +66,13 @@ class SnapshotStore {
 
    private:
     friend class SnapshotStore;
-    File(UniqueFd fd, int64_t bytes, std::string path) : fd_(std::move(fd)), bytes_(bytes), path_(std::move(path)) {}
+    File(UniqueFd fd, int64_t bytes, std::string path, FailIo fail_io)
+        : fd_(std::move(fd)), bytes_(bytes), path_(std::move(path)), fail_io_(std::move(fail_io)) {}
 
     const UniqueFd fd_;
     const int64_t bytes_;
     const std::string path_;
+    const FailIo fail_io_;
     int64_t read_ = 0;
   };
 
@@ -94,6 +101,7 @@ class SnapshotStore {
   SnapshotStore(std::string directory, Options options, UniqueFd fd, UniqueFd lock);
 
   std::string Path(absl::string_view file) const;
+  int Unlink(const std::string& file) const;  // as unlink(2)
   absl::Status RemoveUnfinished() const;
   using Fill = absl::FunctionRef<absl::Status(int fd, const std::string& path)>;
   absl::StatusOr<std::vector<std::string>> FileNames() const;

@@ -174,9 +174,13 @@ struct EngineOptions {
   bool evict_lru = false;
   std::string spill_dir;
   int64_t max_attend_bytes = 0;  // scratch for stateless calls; 0: an eighth of kv_cache_bytes
+  // After a session could not be moved to disk, the next is not tried sooner: a full disk stays full for a while.
+  absl::Duration spill_retry_delay = absl::Seconds(1);
   // Tests only.
   bool poison_cache = false;                   // fills new and freed blocks with NaN
   std::function<absl::Status()> compute_hook;  // on the compute thread, in each batch; an error fails its segments
+  std::function<bool()> fail_allocation;       // BlockPool::Options; with the engine's mutex held
+  std::function<int(const char*)> fail_io;     // SnapshotStore::Options
 };
 
 // Read without waiting for compute, e.g. at every scrape.

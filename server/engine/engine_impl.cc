@@ -59,7 +59,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
   if (!status.ok()) return status;
   EngineOptions filled = options;
   if (filled.max_attend_bytes == 0) filled.max_attend_bytes = std::max<int64_t>(1, filled.kv_cache_bytes / 8);
-  absl::StatusOr<std::unique_ptr<BlockPool>> pool = BlockPool::Create({filled.kv_cache_bytes, filled.poison_cache});
+  absl::StatusOr<std::unique_ptr<BlockPool>> pool = BlockPool::Create({.capacity_bytes = filled.kv_cache_bytes,
+                                                                       .poison = filled.poison_cache,
+                                                                       .fail_allocation = filled.fail_allocation});
   if (!pool.ok()) return pool.status();
   auto engine = std::make_unique<EngineImpl>(filled, observer, *std::move(pool));
   status = engine->OpenSpillStore();

@@ -88,8 +88,10 @@ bool EngineImpl::StageWithRoom(const Job& job, size_t segment, SegmentRun* run) 
   for (;;) {
     run->status = StageSegment(job.step.layer, job.step.segments[segment], *pool_, run);
     if (run->status.ok() || !IsCacheFull(run->status)) return true;
-    switch (MakeRoom(run->session->cache.BlocksToStage(job.step.layer, run->kv_start, run->num_tokens) *
-                     static_cast<int64_t>(run->session->cache.block_bytes()))) {
+    const SessionCache& cache = run->session->cache;
+    const int64_t fresh = cache.BlocksToStage(job.step.layer, run->kv_start, run->num_tokens);
+    const int64_t promised = cache.reserved_bytes() - cache.used_bytes();
+    switch (MakeRoom(std::max<int64_t>(0, fresh * static_cast<int64_t>(cache.block_bytes()) - promised))) {
       case Room::kMade:
         continue;
       case Room::kComing:

@@ -15,8 +15,6 @@
 namespace attnd {
 namespace {
 
-// After a spill that failed, the next is not tried sooner: a full disk stays full for a while.
-constexpr absl::Duration kSpillRetryDelay = absl::Seconds(1);
 constexpr int kSaveSessions = 64;
 constexpr absl::Duration kCacheRetryDelay = absl::Milliseconds(500);
 
@@ -142,13 +140,17 @@ absl::Status EngineImpl::TakeMemoryToRestore(Session* session) {
         return absl::OkStatus();
       }
     }
-    const int64_t bytes = BlockBytes(*session, stored.lengths, stored.first_tokens);
-    if (bytes > pool_->capacity_bytes()) {  // saved by a process with a larger cache
+    const SessionCache& cache = session->cache;  // holds its reservation, or nothing
+    const int64_t reserve = cache.BlocksFor(session->model->config.reserve_tokens) * cache.num_layers() *
+                            static_cast<int64_t>(cache.block_bytes());
+    const int64_t total = std::max(reserve, BlockBytes(*session, stored.lengths, stored.first_tokens));
+    if (total > pool_->capacity_bytes()) {  // saved by a process with a larger cache
       return MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_TOKENS",
-                       absl::StrCat("session ", FormatSessionId(session->id), " is on disk and needs ", bytes,
+                       absl::StrCat("session ", FormatSessionId(session->id), " is on disk and needs ", total,
                                     " bytes of cache, which has ", pool_->capacity_bytes()),
-                       {{"requested", absl::StrCat(bytes)}, {"limit", absl::StrCat(pool_->capacity_bytes())}});
+                       {{"requested", absl::StrCat(total)}, {"limit", absl::StrCat(pool_->capacity_bytes())}});
     }
+    const int64_t bytes = total - cache.reserved_bytes();
     const int64_t ended = spills_ended_;
     switch (MakeRoom(bytes)) {
       case Room::kMade:
@@ -186,6 +188,10 @@ absl::Status EngineImpl::Restore(const SessionPtr& session) {
       ReadSnapshot(*store, name, &session->cache, &session->model->layout, [this] { return stop_storage_.load(); });
   if (absl::IsCancelled(header.status())) return header.status();
   if (!header.ok()) {
+    {
+      absl::MutexLock lock(&mutex_);  // whoever closed it meanwhile took its file
+      if (session->gone != GoneReason::kNone) return SessionTable::GoneError(session->id, session->gone);
+    }
     observer_->OnSnapshotFailed(SnapshotOp::kRestore);
     (void)store->Remove(name);  // of no use to anyone
     return DamagedError(*session, header.status());
@@ -203,6 +209,13 @@ absl::Status EngineImpl::Restore(const SessionPtr& session) {
 
 void EngineImpl::EndRestore(const SessionPtr& session, const absl::Status& status) {
   std::unique_ptr<SessionCache> discarded;
+  if (!status.ok()) {  // its memory is free when its waiters are told
+    {
+      absl::MutexLock lock(&mutex_);
+      discarded = session->cache.Detach();
+    }
+    ReleaseCache(std::exchange(discarded, nullptr));
+  }
   {
     absl::MutexLock lock(&mutex_);
     session->restoring = session->running = false;
@@ -282,7 +295,7 @@ void EngineImpl::Spill(const SessionPtr& session) {
       spill_error_.clear();
     } else {
       spill_error_ = std::string(bytes.status().message());
-      spill_again_ = absl::Now() + kSpillRetryDelay;
+      spill_again_ = absl::Now() + options_.spill_retry_delay;
     }
     // A session that was used meanwhile stays.
     keep =
@@ -309,7 +322,8 @@ absl::StatusOr<SnapshotStore*> EngineImpl::OpenStore(const std::string& director
   if (it != stores_.end()) return it->second.get();
   // What is saved for a later process has to outlive the machine, what was spilled only the process.
   const bool sync = directory != options_.spill_dir;
-  absl::StatusOr<std::unique_ptr<SnapshotStore>> store = SnapshotStore::Open(path, {.sync = sync});
+  absl::StatusOr<std::unique_ptr<SnapshotStore>> store =
+      SnapshotStore::Open(path, {.sync = sync, .fail_io = options_.fail_io});
   if (!store.ok()) return store.status();
   return stores_.emplace(path, *std::move(store)).first->second.get();
 }
@@ -343,12 +357,19 @@ absl::Status EngineImpl::AdoptFile(SnapshotStore* store, const SnapshotStore::En
   if (status.ok() && (!record->identity.has_value() || !(record->identity->id == *id))) {
     status = absl::InvalidArgumentError("it is of another session");
   }
-  absl::MutexLock lock(&mutex_);
+  absl::ReleasableMutexLock lock(&mutex_);
+  if (const auto found = sessions_.Find(*id); found.ok()) {
+    // A drain that was killed had written it while it was on its way to another directory: the two are the same now,
+    // but once the session has been used, this one would be of its past.
+    const bool same_file = (*found)->stored != nullptr && (*found)->stored->store == store;
+    lock.Release();
+    if (!same_file) (void)store->Remove(name);
+    return absl::AlreadyExistsError(absl::StrCat("session ", name, " is here already"));
+  }
   if (!status.ok()) {
     sessions_.RememberGone(*id, GoneReason::kLost);
     return absl::Status(status.code(), absl::StrCat(store->directory(), "/", name, ": ", status.message()));
   }
-  if (sessions_.Find(*id).ok()) return absl::AlreadyExistsError(absl::StrCat("session ", name, " is here already"));
   auto session = std::make_shared<Session>(
       *id, next_sequence_++, std::make_shared<const SessionModel>(std::move(record->config)), pool_.get());
   session->create_time = record->identity->create_time;
@@ -370,7 +391,7 @@ absl::StatusOr<SavedSessions> EngineImpl::RestoreSessions(const std::string& dir
     if (status.ok()) {
       result.saved++;
       observer_->OnSessionCreated(EngineObserver::Origin::kRestore);
-    } else {
+    } else if (!absl::IsAlreadyExists(status)) {
       result.lost++;
       observer_->OnSnapshotFailed(SnapshotOp::kRestore);
       if (result.first_error.empty()) result.first_error = std::string(status.message());

@@ -196,6 +196,18 @@ TEST(Bench, SessionsCountReferencesToBlocks) {
   }
 }
 
+TEST(Bench, StorageStandsBesidePlainFiles) {
+  const std::vector<JsonRow> rows = Rows("storage --shape=smollm2-135m --tokens=100 --layers=2");
+  EXPECT_THAT(Words(rows, "name"), ElementsAre("spill", "save_synced", "restore", "restore_cold"));
+  EXPECT_THAT(Words(rows, "bound"), ElementsAre("write", "write", "read", "read"));
+  for (const JsonRow& row : rows) {
+    EXPECT_NEAR(row.Number("gigabytes"), 2 * 3 * 2 * 64 * 2 * 64 * 4 / 1e9, 1e-5);
+  }
+  const Outcome refused = RunBench("storage --directory=/nowhere --tokens=64 --layers=1");
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_NE(refused.err.find("/nowhere"), std::string::npos) << refused.err;
+}
+
 TEST(Bench, CommandsOfTheSuiteAreAllRight) {
   const Outcome listed = RunBench("suite --list");
   EXPECT_EQ(listed.status, 0) << listed.err;
@@ -275,8 +287,8 @@ TEST(Bench, HelpNamesEveryMode) {
     const Outcome outcome = RunBench(arguments);
     EXPECT_EQ(outcome.status, 0);
     EXPECT_EQ(outcome.err, "");
-    for (const char* word :
-         {"decode", "fork", "prefill", "append", "scaling", "sessions", "suite", "--resident", "llama3-8b"}) {
+    for (const char* word : {"decode", "fork", "prefill", "append", "scaling", "sessions", "storage", "suite",
+                             "--resident", "llama3-8b"}) {
       EXPECT_THAT(outcome.out, HasSubstr(word));
     }
   }

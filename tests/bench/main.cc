@@ -24,6 +24,7 @@ const std::vector<Mode>& Modes() {
       {"prefill", "causal attention of --tokens new tokens: GFLOP/s", RunPrefill},
       {"append", "writing K and V into blocks: GB/s of what is read and written", RunAppend},
       {"sessions", "fork of a long session and reorder of --batch beams: references to blocks/s", RunSessions},
+      {"storage", "a session to disk and back: GB/s beside plain writes and reads of as many bytes", RunStorage},
       {"scaling", "decode or prefill on 1, 2, ... --threads: what an extra core brings", RunScaling},
 #ifdef ATTND_BENCH_RPC
       {"rpc", "a one-token step of a real attnd on loopback, beside a bare gRPC echo: steps/s", RunRpc},

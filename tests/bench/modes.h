@@ -14,6 +14,7 @@ int RunDecode(const Options& options);
 int RunFork(const Options& options);
 int RunPrefill(const Options& options);
 int RunAppend(const Options& options);
+int RunStorage(const Options& options);
 int RunScaling(const Options& options);
 int RunSessions(const Options& options);
 int RunRpc(const Options& options);    // only where gRPC is

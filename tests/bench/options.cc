@@ -138,7 +138,7 @@ auto One(std::vector<T> Options::* member, ReadItem<T> read) {
 const std::vector<OptionSpec>& Specs() {
   constexpr int64_t kMaxTokens = int64_t{1} << 24;
   constexpr std::string_view kComputed = " decode fork prefill append scaling ";
-  constexpr std::string_view kLayers = " decode fork prefill append scaling sessions rpc serve ";
+  constexpr std::string_view kLayers = " decode fork prefill append scaling sessions storage rpc serve ";
   constexpr std::string_view kThreaded = " decode fork prefill append scaling rpc serve ";
   static const std::vector<OptionSpec> kSpecs = {
       {"--shape", kLayers, "=NAME,..", "layers of known models (below; llama3-8b)",
@@ -171,9 +171,14 @@ const std::vector<OptionSpec>& Specs() {
       {"--resident", kComputed, "=WHERE,..",
        "memory: layers take turns over 1.5 GiB; cache: one layer again and again (memory; prefill cache)",
        Names<Residency>(&Options::residencies, kResidencyNames)},
-      {"--layers", " decode fork prefill append scaling sessions ", "=N",
-       "layers that take turns (as --resident needs); sessions: of each session (32)",
+      {"--layers", " decode fork prefill append scaling sessions storage ", "=N",
+       "layers that take turns (as --resident needs); sessions: of each session (32); storage: of the session (8)",
        [](std::string_view text, Options* o) { return ReadNumber(text, 1, 1 << 20, &o->layers); }},
+      {"--directory", " storage ", "=DIR", "storage: where files of twice the session's size are written (/tmp)",
+       [](std::string_view text, Options* o) {
+         o->directory = text;
+         return text.empty() ? Complaint("it names no directory") : Complaint();
+       }},
       {"--seconds", "", "=S", "of measurement for each row (2)",
        [](std::string_view text, Options* o) { return ReadNumber(text, 0.01, 3600.0, &o->seconds); }},
       {"--sweep", kComputed, "", "a table: what is not given takes several values",
@@ -268,7 +273,8 @@ Options WithDefaults(std::string_view mode, Options options) {
   Default(&o.shapes, {ModelShapes()[0]});
   Default(&o.kvs, {KvDType::kF32});
   const bool sessions = mode == "sessions";  // one thread's bookkeeping
-  if (sessions) o.threads = {1}, o.layers = o.layers > 0 ? o.layers : 32;
+  const bool storage = mode == "storage";
+  if (sessions || storage) o.threads = {1}, o.layers = o.layers > 0 ? o.layers : sessions ? 32 : 8;
   Default<int64_t>(&o.tokens, {sessions ? 32768 : 4096});
   Default<int64_t>(&o.histories, {0});
   Default<int64_t>(&o.shared, {-1});

@@ -41,6 +41,7 @@ struct Options {
   std::vector<Residency> residencies;
   std::vector<std::string> of;
   int layers = 0;  // 0: as many as the residency needs
+  std::string directory = "/tmp";
   double seconds = 2.0;
   bool json = false;
   bool sweep = false;

@@ -27,6 +27,7 @@ const std::vector<Command>& Commands() {
       {"append", "--kv=f32,bf16,f16,int8"},
       {"scaling", "--kv=f32,bf16", "--of=decode,prefill", "--tokens=4096"},
       {"sessions", "--tokens=4096,32768"},
+      {"storage"},
 #ifdef ATTND_BENCH_RPC
       {"rpc", "--tokens=33,128"},
       {"serve", "--tokens=1024,4096"},

@@ -80,6 +80,18 @@ TEST(Eviction, ASessionToWhichMemoryIsPromisedStays) {
   EXPECT_THAT(h.Mean(r, {3}).out, ElementsAre(2));
 }
 
+TEST(Eviction, RoomIsMadeOnlyForWhatIsNotPromisedAlready) {
+  Harness h(LruOptions(4));
+  const std::string a = h.Create();
+  ASSERT_TRUE(h.Mean(a, {1}).status.ok());
+  SessionConfig reserved = TinyConfig();
+  reserved.reserve_tokens = 128;
+  const std::string r = h.Create(reserved);
+  // Four blocks, of which two are promised, one is free and a has one.
+  EXPECT_TRUE(h.Mean(r, Constant(256, 1)).status.ok());
+  EXPECT_EQ(h.Mean(a, {1}).reason(), "EVICTED");
+}
+
 TEST(Eviction, AReservationMakesRoomToo) {
   Harness h(LruOptions(4));
   std::vector<std::string> ids;
