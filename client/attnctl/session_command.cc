@@ -65,6 +65,9 @@ void PrintSession(const client::SessionInfo& s) {
   }
   absl::PrintF("used          %s\nreserved      %s\n", HumanBytes(static_cast<double>(s.used_bytes)),
                HumanBytes(static_cast<double>(s.reserved_bytes)));
+  if (s.spilled_bytes > 0) {
+    absl::PrintF("on disk       %s (its next step brings it back)\n", HumanBytes(static_cast<double>(s.spilled_bytes)));
+  }
   absl::PrintF("created       %s\n", absl::FormatTime(absl::RFC3339_sec, s.create_time, absl::UTCTimeZone()));
   absl::PrintF("idle          %s, expires in %s\n", absl::FormatDuration(s.idle_time),
                absl::FormatDuration(s.time_to_live));

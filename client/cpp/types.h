@@ -144,6 +144,7 @@ struct SessionInfo {
       layer_first_tokens;      // oldest token that each layer still holds; not 0 where a window passed some
   int64_t used_bytes = 0;      // of cache blocks, whole blocks counted
   int64_t reserved_bytes = 0;  // >= used_bytes
+  int64_t spilled_bytes = 0;   // of its file while it is on disk (used_bytes is 0 then); its next step brings it back
   absl::Time create_time;
   absl::Duration idle_time;
   absl::Duration time_to_live;

@@ -213,7 +213,7 @@ absl::Status SnapshotStore::Finish(absl::string_view name, bool sync, UniqueFd f
 }
 
 absl::StatusOr<int64_t> SnapshotStore::Write(absl::string_view name, SnapshotWriter* snapshot,
-                                             absl::FunctionRef<bool()> stop) {
+                                             absl::FunctionRef<bool()> stop, absl::FunctionRef<bool()> still_wanted) {
   absl::Status status = CheckName(name);
   if (!status.ok()) return status;
   status = WriteFile(name, options_.sync, [&](int fd, const std::string& path) {
@@ -221,7 +221,7 @@ absl::StatusOr<int64_t> SnapshotStore::Write(absl::string_view name, SnapshotWri
       if (stop()) return absl::CancelledError(absl::StrCat("writing ", path, " was given up"));
       if (absl::Status written = WriteAll(options_.fail_io, fd, piece, path); !written.ok()) return written;
     }
-    return absl::OkStatus();
+    return still_wanted() ? absl::OkStatus() : absl::AbortedError(absl::StrCat(path, " is not wanted any more"));
   });
   if (!status.ok()) return status;
   return snapshot->total_bytes();

@@ -88,9 +88,11 @@ class SnapshotStore {
   // The snapshots that are there, by name.
   absl::StatusOr<std::vector<Entry>> List() const;
   // Writes all of the snapshot, in place of one of that name. Returns its bytes. After an error nothing is left of it.
-  // CANCELLED when `stop`, asked before each piece, says so.
+  // CANCELLED when `stop`, asked before each piece, says so, and ABORTED when `still_wanted`, asked once after all is
+  // written and before the file gets its name, says no.
   absl::StatusOr<int64_t> Write(
-      absl::string_view name, SnapshotWriter* snapshot, absl::FunctionRef<bool()> stop = [] { return false; });
+      absl::string_view name, SnapshotWriter* snapshot, absl::FunctionRef<bool()> stop = [] { return false; },
+      absl::FunctionRef<bool()> still_wanted = [] { return true; });
   absl::StatusOr<std::unique_ptr<File>> Read(absl::string_view name) const;
   absl::Status Remove(absl::string_view name);
   // Moves a snapshot of another directory here, in place of one of that name. Where that is another file system it is

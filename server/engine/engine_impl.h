@@ -167,10 +167,16 @@ class EngineImpl final : public Engine {
   void AwaitRestore(const SessionPtr& session, Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RestoreLoop() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Restore(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status TakeMemoryToRestore(Session* session) ABSL_LOCKS_EXCLUDED(mutex_);
+  // `here`: it is in memory, as it turns out: what was writing it has failed.
+  absl::Status TakeMemoryToRestore(Session* session, bool* here) ABSL_LOCKS_EXCLUDED(mutex_);
   void EndRestore(const SessionPtr& session, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   void SpillLoop() ABSL_LOCKS_EXCLUDED(mutex_);
   void Spill(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mutex_);
+  // All of the session is written: whether it is to be on disk from now on. Not if it was used meanwhile.
+  bool CommitSpill(Session* session, absl::Time idle_since, const SnapshotLayout& layout, int64_t bytes)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Frees its memory, or if it got no file after all, keeps it here.
+  void EndSpill(const SessionPtr& session, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<SnapshotStore*> OpenStore(const std::string& directory) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AdoptFile(SnapshotStore* store, const SnapshotStore::Entry& file) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<int64_t> SaveSession(const SessionPtr& session, SnapshotStore* store, absl::FunctionRef<bool()> stop)

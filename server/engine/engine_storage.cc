@@ -128,8 +128,11 @@ void EngineImpl::RestoreLoop() {
   }
 }
 
-absl::Status EngineImpl::TakeMemoryToRestore(Session* session) {
+absl::Status EngineImpl::TakeMemoryToRestore(Session* session, bool* here) {
   absl::MutexLock lock(&mutex_);
+  while (session->spilling && !stopping_) room_cv_.Wait(&mutex_);
+  *here = session->gone == GoneReason::kNone && session->stored == nullptr;
+  if (*here) return absl::OkStatus();
   for (;;) {
     if (stopping_) return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the server is shutting down");
     if (session->gone != GoneReason::kNone) return SessionTable::GoneError(session->id, session->gone);
@@ -172,8 +175,9 @@ absl::Status EngineImpl::TakeMemoryToRestore(Session* session) {
 
 absl::Status EngineImpl::Restore(const SessionPtr& session) {
   const absl::Time begin = absl::Now();
-  absl::Status status = TakeMemoryToRestore(session.get());
-  if (!status.ok()) return status;
+  bool here = false;
+  absl::Status status = TakeMemoryToRestore(session.get(), &here);
+  if (!status.ok() || here) return status;
   SnapshotStore* store;
   int64_t bytes;
   {
@@ -214,7 +218,8 @@ void EngineImpl::EndRestore(const SessionPtr& session, const absl::Status& statu
       absl::MutexLock lock(&mutex_);
       discarded = session->cache.Detach();
     }
-    ReleaseCache(std::exchange(discarded, nullptr));
+    ReleaseCache(discarded.get());
+    discarded.reset();
   }
   {
     absl::MutexLock lock(&mutex_);
@@ -279,39 +284,52 @@ void EngineImpl::Spill(const SessionPtr& session) {
     idle_since = session->idle_since;
     source = Pin(*session, pool_.get());
   }
-  const std::string name = FormatSessionId(session->id);
   const SnapshotLayout layout = source.header.layout;
   absl::StatusOr<int64_t> bytes;
   {
     SnapshotWriter writer(*source.cache, session->model->layout, std::move(source.header));
-    bytes = spill_store_->Write(name, &writer, [this] { return stop_storage_.load(); });
+    bytes = spill_store_->Write(
+        FormatSessionId(session->id), &writer, [this] { return stop_storage_.load(); },
+        [&] { return CommitSpill(session.get(), idle_since, layout, writer.total_bytes()); });
   }
+  ReleaseCache(source.cache.get());
+  EndSpill(session, bytes.status());
+  if (absl::IsAborted(bytes.status())) return;
+  if (!bytes.ok()) return observer_->OnSnapshotFailed(SnapshotOp::kSpill);
+  observer_->OnSnapshot(SnapshotOp::kSpill, *bytes, absl::Now() - begin);
+  observer_->OnEvicted(EngineObserver::Eviction::kSpilled);
+}
+
+// Only now, and not once the file is there: a file of a session that goes on in memory, were the process killed before
+// it is removed, would bring back what the session was.
+bool EngineImpl::CommitSpill(Session* session, absl::Time idle_since, const SnapshotLayout& layout, int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  if (session->gone != GoneReason::kNone || session->pending > 0 || session->idle_since != idle_since) return false;
+  Store(session, {spill_store_, bytes, layout.lengths, layout.first_tokens});
+  return true;
+}
+
+void EngineImpl::EndSpill(const SessionPtr& session, const absl::Status& status) {
   std::unique_ptr<SessionCache> freed;
-  bool keep = false;
+  bool gone;
   {
     absl::MutexLock lock(&mutex_);
     session->spilling = false;
-    if (bytes.ok()) {
+    gone = session->gone != GoneReason::kNone;
+    if (status.ok()) {
       spill_error_.clear();
-    } else {
-      spill_error_ = std::string(bytes.status().message());
+      if (!gone) freed = session->cache.Detach();
+    } else if (!absl::IsAborted(status)) {
+      spill_error_ = std::string(status.message());
       spill_again_ = absl::Now() + options_.spill_retry_delay;
+      Unstore(session.get());
     }
-    // A session that was used meanwhile stays.
-    keep =
-        bytes.ok() && session->gone == GoneReason::kNone && session->pending == 0 && session->idle_since == idle_since;
-    if (keep) {
-      Store(session.get(), {spill_store_, *bytes, layout.lengths, layout.first_tokens});
-      freed = session->cache.Detach();
-      sessions_.UpdateRecency(session.get());
-    }
+    if (!gone && status.ok()) sessions_.UpdateRecency(session.get());
+    room_cv_.SignalAll();  // for the restorer, if a job has come for it
   }
-  ReleaseCache(source.cache.get());
   if (freed != nullptr) ReleaseCache(freed.get());
-  if (!bytes.ok()) return observer_->OnSnapshotFailed(SnapshotOp::kSpill);
-  if (!keep) return (void)spill_store_->Remove(name);
-  observer_->OnSnapshot(SnapshotOp::kSpill, *bytes, absl::Now() - begin);
-  observer_->OnEvicted(EngineObserver::Eviction::kSpilled);
+  // Whoever closed it may have come before the file.
+  if (gone && status.ok()) (void)spill_store_->Remove(FormatSessionId(session->id));
 }
 
 absl::StatusOr<SnapshotStore*> EngineImpl::OpenStore(const std::string& directory) {
@@ -436,6 +454,10 @@ absl::Status EngineImpl::PrepareToSave(const std::string& directory) { return Op
 absl::StatusOr<SavedSessions> EngineImpl::SaveSessions(const std::string& directory, absl::FunctionRef<bool()> stop) {
   absl::StatusOr<SnapshotStore*> store = OpenStore(directory);
   if (!store.ok()) return store.status();
+  {
+    absl::MutexLock lock(&mutex_);  // what is on its way to disk would be neither here nor there
+    mutex_.Await(absl::Condition(+[](int64_t* bytes) { return *bytes == 0; }, &spilling_bytes_));
+  }
   SavedSessions result;
   uint64_t after = 0;
   for (;;) {

@@ -59,7 +59,9 @@ struct Session {
 
   std::unique_ptr<StoredSession> stored;  // null: in memory
   bool restoring = false;                 // it is on its way back, because jobs wait for it
-  bool spilling = false;                  // it is on its way to disk, unless a job comes for it
+  // It is on its way to disk, unless a job comes for it; once `stored` is set too, its blocks are there until the file
+  // has its name.
+  bool spilling = false;
   // Neighbours in the table's order of last use; in it while `in_recency`.
   Session *older = nullptr, *newer = nullptr;
   bool in_recency = false;

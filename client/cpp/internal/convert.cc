@@ -215,6 +215,7 @@ absl::StatusOr<SessionInfo> FromWire(const v1::Session& wire) {
   info.layer_lengths.assign(wire.layer_lengths().begin(), wire.layer_lengths().end());
   info.layer_first_tokens.assign(wire.layer_first_tokens().begin(), wire.layer_first_tokens().end());
   info.used_bytes = wire.used_bytes();
+  info.spilled_bytes = wire.spilled_bytes();
   info.reserved_bytes = wire.reserved_bytes();
   info.create_time =
       absl::FromUnixSeconds(wire.create_time().seconds()) + absl::Nanoseconds(wire.create_time().nanos());

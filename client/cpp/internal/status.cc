@@ -39,8 +39,9 @@ ErrorDetails GetErrorDetails(const absl::Status& status) {
 }
 
 bool IsSessionLost(const absl::Status& status) {
-  if (!absl::IsNotFound(status)) return false;
   const std::string reason = GetErrorDetails(status).reason;
+  if (absl::IsDataLoss(status)) return reason == "SPILL_DAMAGED";
+  if (!absl::IsNotFound(status)) return false;
   return reason == "NEVER_EXISTED" || reason == "EXPIRED" || reason == "EVICTED" || reason == "CLOSED";
 }
 

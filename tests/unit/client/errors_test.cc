@@ -53,7 +53,7 @@ TEST(Errors, AStepsStatusIsDecodedLikeACalls) {
   EXPECT_EQ(GetErrorDetails(status).retry_delay, absl::Milliseconds(250));
 }
 
-TEST(Errors, OnlyAnAbsentSessionIsALostOne) {
+TEST(Errors, AnAbsentSessionIsALostOneAndSoIsOneWhoseFileIsDamaged) {
   v1::StepStatus wire;
   wire.set_code(kNotFound);
   EXPECT_FALSE(IsSessionLost(internal::FromWire(wire)));
@@ -62,6 +62,10 @@ TEST(Errors, OnlyAnAbsentSessionIsALostOne) {
     EXPECT_TRUE(IsSessionLost(internal::FromWire(wire))) << reason;
     EXPECT_EQ(GetErrorDetails(internal::ExplainLostSession(internal::FromWire(wire))).reason, reason);
   }
+  wire.set_code(static_cast<int>(absl::StatusCode::kDataLoss));
+  EXPECT_FALSE(IsSessionLost(internal::FromWire(wire)));  // a damaged answer, say
+  wire.set_reason("SPILL_DAMAGED");
+  EXPECT_TRUE(IsSessionLost(internal::FromWire(wire)));
   EXPECT_FALSE(IsSessionLost(absl::OkStatus()));
 }
 

@@ -4,7 +4,8 @@
 class                   when
 ======================  ====================================================================================
 InvalidArgument         a shape, dtype, byte count or option disagrees; a value is not finite; an empty row
-SessionLost             NOT_FOUND: the session NEVER_EXISTED here, EXPIRED, was EVICTED or is CLOSED
+SessionLost             NOT_FOUND: the session NEVER_EXISTED here, EXPIRED, was EVICTED or is CLOSED; or DATA_LOSS:
+                        it was on disk and its file is damaged (SPILL_DAMAGED)
 BadPosition             start_position is neither append, replay nor rewind; ``length`` is the current length
 TokensFreed             a position that would see tokens which a layer's window has passed; ``first_token`` is held
 TooLong                 a history that is longer than the max_tokens of the session that should take it
@@ -142,6 +143,7 @@ _BY_CODE: dict[grpc.StatusCode, type[AttndError]] = {
 }
 
 _BY_REASON: dict[tuple[grpc.StatusCode, str], type[AttndError]] = {
+    (grpc.StatusCode.DATA_LOSS, "SPILL_DAMAGED"): SessionLost,
     (grpc.StatusCode.FAILED_PRECONDITION, "BAD_POSITION"): BadPosition,
     (grpc.StatusCode.FAILED_PRECONDITION, "TOKENS_FREED"): TokensFreed,
     (grpc.StatusCode.FAILED_PRECONDITION, "TOO_LONG"): TooLong,

@@ -70,6 +70,7 @@ class SessionInfo:
         layer_lengths: in tokens, one per layer.
         layer_first_tokens: position of the oldest token that each layer still holds; not 0 where a window passed some.
         used_bytes: of cache blocks, whole blocks counted; reserved_bytes >= used_bytes.
+        spilled_bytes: of its file while it is on disk (used_bytes is 0 then); its next step brings it back.
         idle_time: since its last step ended.
         time_to_live: until it expires if it stays idle.
     """
@@ -81,6 +82,7 @@ class SessionInfo:
     layer_first_tokens: tuple[int, ...]
     used_bytes: int
     reserved_bytes: int
+    spilled_bytes: int
     create_time: datetime
     idle_time: float
     time_to_live: float
@@ -95,6 +97,7 @@ class SessionInfo:
             layer_first_tokens=tuple(session.layer_first_tokens),
             used_bytes=session.used_bytes,
             reserved_bytes=session.reserved_bytes,
+            spilled_bytes=session.spilled_bytes,
             create_time=session.create_time.ToDatetime(tzinfo=timezone.utc),
             idle_time=session.idle_time.ToTimedelta().total_seconds(),
             time_to_live=session.time_to_live.ToTimedelta().total_seconds(),
