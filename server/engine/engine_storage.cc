@@ -197,12 +197,19 @@ absl::Status EngineImpl::Restore(const SessionPtr& session) {
       if (session->gone != GoneReason::kNone) return SessionTable::GoneError(session->id, session->gone);
     }
     observer_->OnSnapshotFailed(SnapshotOp::kRestore);
+    if (absl::IsResourceExhausted(header.status())) {  // no descriptor or no memory to read it with: nothing is lost
+      return MakeError(
+          absl::StatusCode::kResourceExhausted, "CACHE_FULL",
+          absl::StrCat("session ", name, " is on disk and cannot be read now: ", header.status().message()), {},
+          kCacheRetryDelay);
+    }
     (void)store->Remove(name);  // of no use to anyone
     return DamagedError(*session, header.status());
   }
   // Before any step is answered: a file that stayed would bring back what the session was, should the process die.
   status = store->Remove(name);
-  if (!status.ok() && !absl::IsNotFound(status)) {
+  // Only a flush may have failed: then the file is gone, and what was read of it is all there is.
+  if (!status.ok() && !absl::IsNotFound(status) && !absl::IsNotFound(store->Read(name).status())) {
     observer_->OnSnapshotFailed(SnapshotOp::kRestore);
     return MakeError(absl::StatusCode::kInternal, "SPILL_DAMAGED",
                      absl::StrCat("the file of session ", name, " cannot be removed: ", status.message()));

@@ -182,6 +182,8 @@ class Life:
             traffic.join()
             self.closed += traffic.closed
             self.counts["changes"] += traffic.counts["changes"]
+            if drains and not ended and any(self.saved.glob("*.attnd")):
+                self.counts["killed while saving"] += 1
             if ended:
                 self.counts["drains that ended"] += 1
                 assert server.process.returncode == 0, "".join(server.output)

@@ -203,6 +203,52 @@ TEST_F(Storage, ADamagedFileLosesThatSessionAndNoOther) {
   }
 }
 
+TEST_F(Storage, AFileThatCannotBeOpenedNowIsReadLater) {
+  std::atomic<bool> fails = false;
+  EngineOptions options = SpillOptions(4);
+  options.fail_io = [&](const char*) { return fails ? EMFILE : 0; };
+  Harness h(options);
+  const std::string a = h.Create();
+  ASSERT_TRUE(h.Mean(a, {1, 2, 3}).status.ok());
+  Push(&h, a);
+  // So that nobody has to make room.
+  for (const SessionInfo& other : h.engine->ListSessions(0, 1000)) {
+    if (other.session_id == a) continue;
+    ASSERT_TRUE(h.engine->CloseSession(other.session_id).ok());
+  }
+  fails = true;
+  const StepAnswer refused = h.Mean(a, {6});
+  EXPECT_EQ(refused.reason(), "CACHE_FULL") << refused.status;
+  EXPECT_THAT(std::string(refused.status.message()), HasSubstr("Too many open files"));
+  EXPECT_GT(GetErrorDetails(refused.status).retry_delay, absl::ZeroDuration());
+  fails = false;
+  EXPECT_THAT(h.Mean(a, {6}).out, ElementsAre(3));
+}
+
+TEST_F(Storage, ASecondFileOfASessionIsRemovedBeforeItIsOfThePast) {
+  std::string id;
+  const std::string saved = (directory_ / "saved").string();
+  {
+    Harness h(SpillOptions(4));
+    id = h.Create();
+    ASSERT_TRUE(h.Mean(id, {1, 2, 3}).status.ok());
+    ASSERT_TRUE(h.engine->Drain(absl::Now() + absl::Seconds(5)));
+    ASSERT_EQ(h.engine->SaveSessions(saved, [] { return false; })->saved, 1);
+  }
+  fs::copy_file(directory_ / "saved" / (id + ".attnd"), File(id));
+  Harness h(SpillOptions(4));
+  for (const std::string& directory : {saved, (directory_ / "spill").string()}) {
+    const auto report = h.engine->RestoreSessions(directory);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->saved, directory == saved ? 1 : 0);
+    EXPECT_EQ(report->lost, 0);
+    EXPECT_EQ(h.engine->RestoreSessions(directory)->lost, 0);  // once more
+  }
+  EXPECT_FALSE(fs::exists(File(id)));
+  EXPECT_TRUE(fs::exists(directory_ / "saved" / (id + ".attnd")));
+  EXPECT_THAT(h.Mean(id, {6}).out, ElementsAre(3));
+}
+
 TEST_F(Storage, ADiskThatTakesNothingLosesNothing) {
   Harness h(SpillOptions(3));
   const std::string a = h.Create(), b = h.Create(), c = h.Create(), d = h.Create();

@@ -14,7 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr absl::Duration kHang = absl::Seconds(60);
-constexpr int kErrors[] = {ENOSPC, EIO, EDQUOT, EFBIG};
+constexpr int kErrors[] = {ENOSPC, EIO, EDQUOT, EMFILE};
 
 }  // namespace
 

@@ -13,7 +13,7 @@ namespace {
 constexpr char kClosed[] = "CLOSED", kEvicted[] = "EVICTED", kLost[] = "SPILL_DAMAGED";
 constexpr int64_t kMaxTokens = int64_t{1} << 30;
 // After a failed write to disk, no other session goes there for a while.
-constexpr int64_t kFaultOperations = 2000;
+constexpr int64_t kFaultOperations = 300;
 
 int64_t BlockCount(int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
@@ -132,9 +132,9 @@ void ModelDriver::CheckSegment(const Turn& turn, size_t index, size_t i, int64_t
   ModelSession* const session = Find(segment.session_id);
   if (session == nullptr) return;
   if (!outcome.status.ok()) {
-    const float* const row =
-        call.out.data() + first_row * call.of->config.heads.num_q_heads * call.of->config.shape.value_dim;
-    if (!call.out.empty() && *row != 0) Fail("rows of the failed segment ", i, " are not 0 but ", *row);
+    const int64_t floats = int64_t{call.of->config.heads.num_q_heads} * call.of->config.shape.value_dim;
+    const float row = call.out.empty() ? 0 : call.out[first_row * floats];
+    if (row != 0) Fail("rows of the failed segment ", i, " are not 0 but ", row);
     return;
   }
   session->used_since = turns_;

@@ -178,7 +178,7 @@ int64_t ModelDriver::BytesNeeded(const Turn& turn, const EngineCall& call) const
       const bool at_most = room_ == Room::kSpill || call.segments.size() > 1;
       blocks = session->FreshBlocks(call.layer, start, segment.num_tokens, at_most);
     }
-    bytes += std::max<int64_t>(0, blocks * session->kind->block_bytes - session->outstanding);
+    bytes += std::max<int64_t>(0, blocks * session->kind->block_bytes - (turn.alone() ? session->outstanding : 0));
   }
   return bytes;
 }

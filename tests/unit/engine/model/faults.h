@@ -3,6 +3,7 @@
 #define ATTND_TESTS_UNIT_ENGINE_MODEL_FAULTS_H_
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <string_view>
 
@@ -11,8 +12,9 @@ namespace attnd {
 class Faults {
  public:
   struct Counts {
-    int64_t allocations = 0, reads = 0, removals = 0, writes = 0;  // an open may be either: it counts as both
-    int64_t io() const { return reads + removals + writes; }
+    // An open may be for reading or for writing: it counts as both. later: what may be tried again.
+    int64_t allocations = 0, reads = 0, later = 0, removals = 0, writes = 0;
+    int64_t io() const { return reads + later + removals + writes; }
   };
 
   // The allocation after `skip` others fails; so does the call on a file, with `error`.
@@ -23,7 +25,7 @@ class Faults {
   }
   void Disarm() { allocation_in_ = io_in_ = 0; }
 
-  Counts counts() const { return {allocations_, reads_, removals_, writes_}; }
+  Counts counts() const { return {allocations_, reads_, later_, removals_, writes_}; }
 
   // For the engine. Thread-safe.
   bool OnAllocation() {
@@ -33,7 +35,8 @@ class Faults {
   }
   int OnIo(std::string_view call) {
     if (!IsNext(&io_in_)) return 0;
-    if (call == "read" || call == "open") reads_++;
+    // Too many files are open: that is no reason to give a session up.
+    if (call == "read" || call == "open") (error_ == EMFILE ? later_ : reads_)++;
     if (call == "unlink") removals_++;
     if (call != "read" && call != "unlink") writes_++;
     return error_;
@@ -48,7 +51,7 @@ class Faults {
   }
 
   std::atomic<int> allocation_in_{0}, io_in_{0}, error_{0};
-  std::atomic<int64_t> allocations_{0}, reads_{0}, removals_{0}, writes_{0};
+  std::atomic<int64_t> allocations_{0}, reads_{0}, later_{0}, removals_{0}, writes_{0};
 };
 
 }  // namespace attnd
