@@ -184,7 +184,9 @@ void ModelDriver::CheckCreated(const Turn& turn, size_t index) {
   // Others of the turn may have been served before it, or after.
   const int64_t others = static_cast<int64_t>(turn.calls.size()) - 1;
   const bool may_be_full = turn.sessions_before + others >= options_.max_sessions;
-  const bool must_be_full = turn.alone() && may_be_full;
+  // A parent that comes back from disk may take the room of others first.
+  const bool parent_comes = room_ == Room::kDrop && parent != nullptr && parent->on_disk;
+  const bool must_be_full = turn.alone() && may_be_full && !parent_comes;
   if (expected.empty() && (must_be_full || (may_be_full && reason == "SESSION_LIMIT"))) expected = "SESSION_LIMIT";
   const bool is_import = call.kind == Kind::kImport;
   if (is_import && expected.empty() && call.is_damaged) expected = "BAD_SNAPSHOT";

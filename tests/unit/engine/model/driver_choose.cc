@@ -197,7 +197,8 @@ void ModelDriver::LookAhead(Turn* turn) {
   for (const SessionPtr& session : sessions_) {
     const bool is_named = std::find(named.begin(), named.end(), session->id) != named.end();
     const int64_t held = std::max(session->HeldBytes(), session->reserve_tokens > 0 ? session->ReservedBytes() : 0);
-    if (is_named && session->on_disk) coming += held;
+    // It may have gone to disk since the model looked.
+    if (is_named && (session->on_disk || room_ == Room::kSpill)) coming += held;
     if (is_named || (session->reserve_tokens > 0 && !session->on_disk)) staying += held;
     if (room_ == Room::kDrop) session->had_own_blocks = session->OwnsBlocks();
   }
