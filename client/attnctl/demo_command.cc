@@ -87,7 +87,9 @@ absl::Status PrintGauges(const Client& client, const char* when, const std::stri
   if (metrics.empty()) return absl::OkStatus();
   absl::StatusOr<std::string> page = FetchPage(tool::MetricsUrl(metrics), absl::Seconds(5));
   if (!page.ok()) return page.status();
-  for (const std::string& line : SelectSamples(*page, {"attnd_kv_cache_", "attnd_sessions_active"})) {
+  for (const std::string& line : SelectSamples(
+           *page, {"attnd_sessions_active", "attnd_kv_cache_capacity", "attnd_kv_cache_reserved", "attnd_kv_cache_used",
+                   "attnd_kv_cache_shared", "attnd_kv_cache_spilled", "attnd_kv_cache_tokens"})) {
     absl::PrintF("         %s\n", line);
   }
   return absl::OkStatus();

@@ -26,7 +26,8 @@ struct ErrorDetails {
 ErrorDetails GetErrorDetails(const absl::Status& status);
 
 // The server no longer has the session (NOT_FOUND: it restarted, or the session expired or was evicted or closed;
-// DATA_LOSS with SPILL_DAMAGED: it was on disk and its file is damaged): create another and send its tokens again from position 0. The message says so too.
+// DATA_LOSS with SPILL_DAMAGED: it was on disk and its file is damaged): create another and send its tokens again from
+// position 0. The message says so too.
 bool IsSessionLost(const absl::Status& status);
 
 }  // namespace attnd::client

@@ -163,7 +163,7 @@ class EngineImpl final : public Engine {
   void TellRoomMade() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndWait(uint64_t job_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // storage (engine_storage.cc)
+  // storage (engine_storage.cc, engine_saved.cc)
   void AwaitRestore(const SessionPtr& session, Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RestoreLoop() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Restore(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -45,8 +45,8 @@ def test_kubernetes(prepare) -> None:
     (container,) = pod["containers"]
     environment = {entry["name"]: entry["value"] for entry in container["env"]}
     check_settings(environment)
-    preStop = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert pod["terminationGracePeriodSeconds"] > preStop + seconds(environment["ATTND_DRAIN_TIMEOUT"]) + 40
+    pre_stop = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > pre_stop + seconds(environment["ATTND_DRAIN_TIMEOUT"]) + 40
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert {environment[name] for name in DIRECTORIES & environment.keys()} == set(mounts)
     claims = {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", [])}
@@ -74,7 +74,8 @@ def test_compose_passes_settings_on_under_their_names_and_with_attnds_own_defaul
     service, defaults = compose_environment()
     for name, value in service["environment"].items():
         assert value == "${" + name + ":-" + defaults[name] + "}"
-    assert config(defaults) == config({})
+    unset: dict[str, str] = {}
+    assert config(unset) == config(defaults)
     assert DIRECTORIES <= defaults.keys()
     grace = seconds(re.sub(r"^\$\{[A-Z_]+:-(.*)\}$", r"\1", service["stop_grace_period"]))
     assert grace > seconds(defaults["ATTND_DRAIN_TIMEOUT"]) + 40

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from conftest import Returning
 from expressions import alternatives, dashboard_expressions, rule_expressions, rules, selectors
 from prometheus import Prometheus
+from returning import Returning
 from running_server import Server
 
 RATE_INTERVAL = "10s"

@@ -2,6 +2,7 @@
 // Scenario names (P07, ...) are those of the project's list of failures that people have reported.
 #include <signal.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -112,6 +113,53 @@ TEST_F(RestartTest, P07_O04_TheSameSessionsGoOnInTheNextProcess) {
     EXPECT_EQ(metrics["attnd_sessions_spilled"], 3 - asked_for);
     EXPECT_TRUE(absl::StrContains(Stop(next.get()), "sessions=3 lost=0"));
   }
+}
+
+// What a client does that repeats a step whose answer it did not get: at the same position.
+void StepThroughRestarts(Stub* stub, const std::string& id, int first, int steps, std::atomic<int>* done) {
+  double sum = 0;
+  for (int i = 0; i < steps; ++i) {
+    const auto value = static_cast<float>(first + i % 10);
+    v1::StepRequest request = MeanStep(id, {value});
+    request.mutable_segments(0)->set_start_position(i);
+    v1::StepResponse response;
+    grpc::Status status;
+    do {
+      grpc::ClientContext context;
+      context.set_wait_for_ready(true);
+      status = stub->Step(&context, request, &response);
+      // What reaches the transport while it closes ends as a CANCELLED that nobody asked for.
+    } while (status.error_code() == StatusCode::UNAVAILABLE || status.error_code() == StatusCode::CANCELLED);
+    ASSERT_TRUE(status.ok()) << i << ": " << status.error_code() << " " << status.error_message();
+    sum += value;
+    ASSERT_EQ(response.segments(0).length(), i + 1);
+    ASSERT_NEAR(ToFloats(response.out()).at(0), sum / (i + 1), 1e-3) << i;
+    done->fetch_add(1);
+  }
+}
+
+TEST_F(RestartTest, P07_O04_ClientsThatReconnectGoOnAsIfNothingHadHappened) {
+  constexpr int kClients = 4, kSteps = 900;
+  auto program = Program::Serving(SaveAndRestore());
+  std::vector<std::string> flags = SaveAndRestore();
+  flags.push_back("--listen=" + program->address);
+  const auto stub = StubOf(*program);
+  std::atomic<int> done{0};
+  std::vector<std::thread> clients;
+  for (int i = 0; i < kClients; ++i) {
+    clients.emplace_back(
+        [&, i, id = Create(stub.get())] { StepThroughRestarts(stub.get(), id, 100 * i, kSteps, &done); });
+  }
+  for (int restart = 1; restart <= 3; ++restart) {
+    const int enough = restart * kClients * kSteps / 5;
+    EXPECT_TRUE(Eventually([&] { return done.load() >= enough; }, absl::Seconds(60)));
+    EXPECT_LT(done.load(), kClients * kSteps) << "still at it";
+    EXPECT_TRUE(absl::StrContains(Stop(program.get()), "sessions=4 lost=0")) << program->err();
+    program = Program::Serving(flags);
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(done.load(), kClients * kSteps);
+  EXPECT_EQ(program->Metrics().at("attnd_sessions_active"), kClients);
 }
 
 TEST_F(RestartTest, WithoutTheFlagsARestartLosesSessionsAndSaysSo) {
