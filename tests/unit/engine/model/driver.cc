@@ -167,7 +167,7 @@ void ModelDriver::ReadAnExport() {
 
 // A later process serves the sessions of this one.
 void ModelDriver::Restart() {
-  if (left_files_ || faults_.counts().removals > 0) return;  // what stays may be older than its session
+  if (faults_.counts().removals > 0) return;  // what stays may be older than its session
   faults_.Disarm();
   exports_.clear();
   history_.push_back(absl::StrCat(operations_, "  restart"));

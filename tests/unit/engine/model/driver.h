@@ -145,7 +145,7 @@ class ModelDriver : private EngineObserver {
   uint64_t turns_ = 0;
   uint64_t counted_ = 0;  // see CountBlocks
   uint32_t next_token_ = 1;
-  bool left_files_ = false;    // a removal has failed
+  int64_t io_faults_ = 0;
   int64_t last_io_fault_ = 0;  // the operation in which it was found
   int64_t operations_ = 0;
   std::string failure_;

@@ -32,8 +32,11 @@ bool ModelDriver::Allowed(const Turn& turn, size_t index, const std::string& id,
   const std::string reason = ReasonOf(status);
   ModelSession* const session = Find(id);
   const Faults::Counts now = faults_.counts(), before = turn.faults_before;
-  if (now.io() > before.io()) last_io_fault_ = operations_;
-  const bool io_failed = last_io_fault_ > 0 && operations_ - last_io_fault_ < kFaultOperations;
+  if (now.io() > io_faults_) {  // perhaps between two turns
+    io_faults_ = now.io();
+    last_io_fault_ = operations_;
+  }
+  const bool io_failed = io_faults_ > 0 && operations_ - last_io_fault_ < kFaultOperations;
   // A damaged file is found whenever it is read; nothing that it held is served.
   if (session != nullptr && session->damaged && session->on_disk && reason == expected) {
     constexpr absl::string_view kWhenItIsBack[] = {"",          "BAD_POSITION", "TOKENS_FREED",
