@@ -70,6 +70,7 @@ class BlockPool {
   // Drops one reference of each.
   void Unref(BlockAccount* account, absl::Span<const BlockId> ids);
   bool IsShared(BlockId id) const { return refs(id) > 1; }
+  uint32_t refs(BlockId id) const { return pages_[id >> kSlotBits].refs[id & kSlotMask]; }
 
   // Bytes that an account without a promise could still draw, fragmentation aside.
   int64_t available_bytes() const { return capacity_bytes_ - used_bytes_ - promised_bytes_; }
@@ -108,7 +109,6 @@ class BlockPool {
 
   BlockPool(const Options& options, std::unique_ptr<Arena> arena);
 
-  uint32_t refs(BlockId id) const { return pages_[id >> kSlotBits].refs[id & kSlotMask]; }
   int64_t free_pages() const;
   bool MustFail(int64_t blocks) const { return fail_allocation_ && blocks > 0 && fail_allocation_(); }
   bool Fits(const SizeClass& size, int64_t from_promise, int64_t fresh) const;

@@ -236,6 +236,17 @@ int64_t SessionCache::CountUnshared() const {
   return count;
 }
 
+int64_t SessionCache::CountFreedAfter(absl::flat_hash_map<BlockId, uint32_t>* references) const {
+  int64_t count = 0;
+  for (const Layer& l : layers_) {
+    for (const BlockId id : Entries(l, l.first_block, BlockCount(l.length))) {
+      const bool is_last = !pool_->IsShared(id) || ++(*references)[id] == pool_->refs(id);
+      count += is_last ? 1 : 0;
+    }
+  }
+  return count;
+}
+
 void SessionCache::Grow(Layer* layer, int64_t blocks) {
   if (blocks <= layer->capacity) return;
   // Doubling, from what a first step needs: an idle session of one block pays for one.

@@ -18,6 +18,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/types/span.h"
 #include "server/cache/block_pool.h"
 
@@ -100,6 +101,9 @@ class SessionCache {
   std::unique_ptr<SessionCache> Detach();
   // Blocks that only this cache holds: what releasing it would free. O(blocks).
   int64_t CountUnshared() const;
+  // Blocks that releasing it would free after the caches that were counted with the same `references` before, which are
+  // those of shared blocks. O(blocks).
+  int64_t CountFreedAfter(absl::flat_hash_map<BlockId, uint32_t>* references) const;
 
   // The layer's own block; kNoBlock when it was freed.
   BlockId block(int layer, int64_t index, int head) const {

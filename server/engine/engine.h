@@ -134,8 +134,9 @@ struct AttendTask {
   absl::AnyInvocable<void(absl::Status, absl::Duration queue_time, absl::Duration compute_time)> done;
 };
 
-// What happened, told as it happens: the engine knows no metrics library. Calls come from the compute thread, the
-// one that expires sessions or the caller's, must be short and thread-safe.
+// What happened, told as it happens: the engine knows no metrics library. Calls come from any of the
+// engine's threads or the caller's, some with the engine's mutex held: they must be short, thread-safe and must not
+// call the engine.
 class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
@@ -277,7 +278,8 @@ class Engine {
   // Whether SaveSessions can use `directory`: makes it if it is not there and locks it until the engine ends.
   virtual absl::Status PrepareToSave(const std::string& directory) = 0;
   // Writes every session to `directory`, for RestoreSessions of a later process; what it writes is on the disk when it
-  // returns. Asks `stop` before each session. Call after Drain.
+  // returns. Asks `stop` before each session and each piece of it. Call after Drain: from then on
+  // nothing comes back from disk any more.
   virtual absl::StatusOr<SavedSessions> SaveSessions(const std::string& directory, absl::FunctionRef<bool()> stop) = 0;
 
   // From now on new work is refused with UNAVAILABLE; what is queued or running is finished. Returns true once

@@ -85,7 +85,7 @@ EngineImpl::~EngineImpl() {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = draining_ = abandoned_ = true;
-    stop_storage_ = true;
+    stop_spills_ = stop_restores_ = true;
     work_cv_.Signal();
     reaper_cv_.Signal();
     spill_cv_.Signal();
@@ -324,9 +324,10 @@ void EngineImpl::ReaperLoop() {
     {
       absl::MutexLock lock(&mutex_);
       while (!stopping_) {
-        expired = sessions_.TakeExpired(absl::Now(), kReapSessions);
+        // While draining they stay, to be saved.
+        if (!draining_) expired = sessions_.TakeExpired(absl::Now(), kReapSessions);
         if (!expired.empty()) break;
-        reaper_wakes_ = sessions_.next_expiry();
+        reaper_wakes_ = draining_ ? absl::InfiniteFuture() : sessions_.next_expiry();
         reaper_cv_.WaitWithDeadline(&mutex_, reaper_wakes_);
       }
       if (stopping_ && expired.empty()) return;

@@ -153,10 +153,13 @@ class EngineImpl final : public Engine {
 
   // room (engine_room.cc)
   // Lets idle sessions go, those that were used last longest ago first, so that `bytes` more of the cache are free:
-  // kMade, at least one has gone; kComing, they are being written to disk (wait for room_made_); kNone.
+  // kMade: at least one has gone, try again; kComing: they are being written to disk, hold the job (HoldForRoom) or
+  // wait for room_cv_; kNone: nobody can go.
   Room MakeRoom(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool DropSessions(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool SpillSessions(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The end of an error message, or nothing.
+  std::string WhyNotSpilled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // StageSegment, making room if that helps; false: room is on its way, nothing is staged.
   bool StageWithRoom(const Job& job, size_t segment, SegmentRun* run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HoldForRoom(Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -175,10 +178,13 @@ class EngineImpl final : public Engine {
   // All of the session is written: whether it is to be on disk from now on. Not if it was used meanwhile.
   bool CommitSpill(Session* session, absl::Time idle_since, const SnapshotLayout& layout, int64_t bytes)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Frees its memory, or if it got no file after all, keeps it here.
-  void EndSpill(const SessionPtr& session, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Frees its memory, or if it got no file after all, keeps it here. `wanted`: what CommitSpill said, if it was asked.
+  void EndSpill(const SessionPtr& session, const absl::Status& status, std::optional<bool> wanted)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<SnapshotStore*> OpenStore(const std::string& directory) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status AdoptFile(SnapshotStore* store, const SnapshotStore::Entry& file) ABSL_LOCKS_EXCLUDED(mutex_);
+  struct FoundSession;  // a file of an earlier process, and what its header says
+  absl::Status Adopt(FoundSession found) ABSL_LOCKS_EXCLUDED(mutex_);
+  void AwaitStorage() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<int64_t> SaveSession(const SessionPtr& session, SnapshotStore* store, absl::FunctionRef<bool()> stop)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Store(Session* session, StoredSession stored) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -250,7 +256,9 @@ class EngineImpl final : public Engine {
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // what is left is to be completed with UNAVAILABLE
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
-  std::atomic<bool> stop_storage_{false};  // what is being written or read is given up
+  int64_t restoring_ ABSL_GUARDED_BY(mutex_) = 0;  // sessions that are on their way back
+  // What is being written, or read, is given up.
+  std::atomic<bool> stop_spills_{false}, stop_restores_{false};
 
   // Copies for stats().
   std::atomic<int64_t> stat_sessions_spilled_{0}, stat_spilled_bytes_{0};

@@ -37,8 +37,10 @@ EngineImpl::Room EngineImpl::MakeRoom(int64_t bytes) {
 bool EngineImpl::DropSessions(int64_t bytes) {
   // Nobody is dropped for a request that would not fit all the same.
   int64_t could_free = pool_->available_bytes();
+  absl::flat_hash_map<BlockId, uint32_t> references;
   for (const Session* s = sessions_.oldest(); s != nullptr && could_free < bytes; s = s->newer) {
-    if (MayLeave(*s)) could_free += s->cache.used_bytes();
+    if (!MayLeave(*s)) continue;
+    could_free += s->cache.CountFreedAfter(&references) * static_cast<int64_t>(s->cache.block_bytes());
   }
   if (could_free < bytes) return false;
   bool dropped = false;
@@ -48,7 +50,7 @@ bool EngineImpl::DropSessions(int64_t bytes) {
     Session* next;
     for (Session* s = sessions_.oldest(); s != nullptr && !done(); s = next) {
       next = s->newer;
-      if (!MayLeave(*s) || (!shared_too && FreedBytes(*s) == 0)) continue;
+      if (!MayLeave(*s) || s->cache.used_bytes() == 0 || (!shared_too && FreedBytes(*s) == 0)) continue;
       const SessionPtr session = sessions_.Shared(*s);
       sessions_.Remove(session, GoneReason::kEvicted);
       while (!session->cache.Release(session->cache.used_bytes())) {
@@ -84,6 +86,11 @@ bool EngineImpl::SpillSessions(int64_t bytes) {
   return spilling_bytes_ > 0;
 }
 
+std::string EngineImpl::WhyNotSpilled() const {
+  if (absl::Now() >= spill_again_) return "";  // an old error says nothing of now
+  return absl::StrCat("; idle sessions cannot be moved to disk: ", spill_error_);
+}
+
 bool EngineImpl::StageWithRoom(const Job& job, size_t segment, SegmentRun* run) {
   for (;;) {
     run->status = StageSegment(job.step.layer, job.step.segments[segment], *pool_, run);
@@ -98,11 +105,13 @@ bool EngineImpl::StageWithRoom(const Job& job, size_t segment, SegmentRun* run) 
         run->status = absl::OkStatus();
         return false;
       case Room::kNone:
-        if (!spill_error_.empty()) {
+        if (const std::string why = WhyNotSpilled(); !why.empty()) {
+          ErrorDetails details = GetErrorDetails(run->status);
           run->status =
-              MakeError(absl::StatusCode::kResourceExhausted, "CACHE_FULL",
-                        absl::StrCat(run->status.message(), "; idle sessions cannot be moved to disk: ", spill_error_),
-                        {}, GetErrorDetails(run->status).retry_delay);
+              MakeError(absl::StatusCode::kResourceExhausted, details.reason, absl::StrCat(run->status.message(), why),
+                        {{"needed_bytes", details.metadata["needed_bytes"]},
+                         {"available_bytes", details.metadata["available_bytes"]}},
+                        details.retry_delay);
         }
         return true;
     }

@@ -1,4 +1,5 @@
 // Sessions that outlive the process: saved when it ends, found and served by the next one.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <utility>
@@ -14,6 +15,13 @@ namespace {
 constexpr int kSaveSessions = 64;
 
 using SnapshotOp = EngineObserver::SnapshotOp;
+
+absl::Status SpillStoreError(const std::string& directory) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(directory,
+                   " is the directory that sessions are spilled to: what is there is not kept over a restart "
+                   "of the machine"));
+}
 
 std::string BootId() {
   std::string id;
@@ -56,33 +64,45 @@ absl::Status EngineImpl::OpenSpillStore() {
   return absl::OkStatus();
 }
 
-absl::Status EngineImpl::AdoptFile(SnapshotStore* store, const SnapshotStore::Entry& file) {
-  const std::string& name = file.name;
-  const absl::StatusOr<SessionId> id = ParseSessionId(name);
-  if (!id.ok()) return id.status();
-  const absl::StatusOr<SnapshotHeader> header = ReadHeader(*store, name);
-  absl::StatusOr<SessionRecord> record = header.ok() ? ReadSnapshotHeader(*header) : header.status();
-  absl::Status status = record.status();
-  if (status.ok() && (!record->identity.has_value() || !(record->identity->id == *id))) {
-    status = absl::InvalidArgumentError("it is of another session");
+struct EngineImpl::FoundSession {
+  SnapshotStore* store = nullptr;
+  SnapshotStore::Entry file;
+  SessionId id;
+  absl::StatusOr<SessionRecord> record;
+  SnapshotLayout layout;
+
+  FoundSession(SnapshotStore* s, SnapshotStore::Entry f)
+      : store(s), file(std::move(f)), id(*ParseSessionId(file.name)) {
+    absl::StatusOr<SnapshotHeader> header = ReadHeader(*store, file.name);
+    record = header.ok() ? ReadSnapshotHeader(*header) : header.status();
+    if (!record.ok()) return;
+    layout = std::move(header->layout);
+    if (!record->identity.has_value() || !(record->identity->id == id)) {
+      record = absl::InvalidArgumentError("it is of another session");
+    }
   }
+  uint64_t sequence() const { return record.ok() ? record->identity->sequence : 0; }
+};
+
+absl::Status EngineImpl::Adopt(FoundSession found) {
   absl::ReleasableMutexLock lock(&mutex_);
-  if (const auto found = sessions_.Find(*id); found.ok()) {
+  if (const auto session = sessions_.Find(found.id); session.ok()) {
     // A drain that was killed had written it while it was on its way to another directory: the two are the same now,
     // but once the session has been used, this one would be of its past.
-    const bool same_file = (*found)->stored != nullptr && (*found)->stored->store == store;
+    const bool same_file = (*session)->stored != nullptr && (*session)->stored->store == found.store;
     lock.Release();
-    if (!same_file) (void)store->Remove(name);
-    return absl::AlreadyExistsError(absl::StrCat("session ", name, " is here already"));
+    if (!same_file) (void)found.store->Remove(found.file.name);
+    return absl::AlreadyExistsError(absl::StrCat("session ", found.file.name, " is here already"));
   }
-  if (!status.ok()) {
-    sessions_.RememberGone(*id, GoneReason::kLost);
-    return absl::Status(status.code(), absl::StrCat(store->directory(), "/", name, ": ", status.message()));
+  if (!found.record.ok()) {
+    sessions_.RememberGone(found.id, GoneReason::kLost);
+    return absl::Status(found.record.status().code(), absl::StrCat(found.store->directory(), "/", found.file.name, ": ",
+                                                                   found.record.status().message()));
   }
   auto session = std::make_shared<Session>(
-      *id, next_sequence_++, std::make_shared<const SessionModel>(std::move(record->config)), pool_.get());
-  session->create_time = record->identity->create_time;
-  Store(session.get(), {store, file.bytes, header->layout.lengths, header->layout.first_tokens});
+      found.id, next_sequence_++, std::make_shared<const SessionModel>(std::move(found.record->config)), pool_.get());
+  session->create_time = found.record->identity->create_time;
+  Store(session.get(), {found.store, found.file.bytes, found.layout.lengths, found.layout.first_tokens});
   sessions_.Insert(session, absl::Now());  // what it was idle while nobody served it does not count
   stat_sessions_ = sessions_.size();
   WakeReaper();
@@ -92,11 +112,17 @@ absl::Status EngineImpl::AdoptFile(SnapshotStore* store, const SnapshotStore::En
 absl::StatusOr<SavedSessions> EngineImpl::RestoreSessions(const std::string& directory) {
   absl::StatusOr<SnapshotStore*> store = OpenStore(directory);
   if (!store.ok()) return store.status();
+  if (*store == spill_store_ && directory != options_.spill_dir) return SpillStoreError(directory);
   const auto files = (*store)->List();
   if (!files.ok()) return files.status();
+  std::vector<FoundSession> found;
+  for (const SnapshotStore::Entry& file : *files) found.emplace_back(*store, file);
+  // The order of their creation is that of lists.
+  std::stable_sort(found.begin(), found.end(),
+                   [](const FoundSession& a, const FoundSession& b) { return a.sequence() < b.sequence(); });
   SavedSessions result;
-  for (const SnapshotStore::Entry& file : *files) {
-    const absl::Status status = AdoptFile(*store, file);
+  for (FoundSession& session : found) {
+    const absl::Status status = Adopt(std::move(session));
     if (status.ok()) {
       result.saved++;
       observer_->OnSessionCreated(EngineObserver::Origin::kRestore);
@@ -119,15 +145,18 @@ absl::StatusOr<int64_t> EngineImpl::SaveSession(const SessionPtr& session, Snaps
     if (session->gone != GoneReason::kNone) return SessionTable::GoneError(session->id, session->gone);
     if (session->stored != nullptr) {
       from = session->stored->store;
-    } else {
+      if (from == store) return 0;
+    }
+    if (stop()) return absl::CancelledError("there was no time left");
+    if (from == nullptr) {
       source = PinSession(*session, pool_.get());
     }
   }
-  if (from == store) return 0;
   if (from != nullptr) {
     const absl::Status status = store->Adopt(from, name);
     if (!status.ok()) return status;
     absl::MutexLock lock(&mutex_);
+    if (session->stored == nullptr) return SessionTable::GoneError(session->id, session->gone);
     session->stored->store = store;
     return session->stored->bytes;
   }
@@ -140,15 +169,28 @@ absl::StatusOr<int64_t> EngineImpl::SaveSession(const SessionPtr& session, Snaps
   return bytes;
 }
 
-absl::Status EngineImpl::PrepareToSave(const std::string& directory) { return OpenStore(directory).status(); }
+absl::Status EngineImpl::PrepareToSave(const std::string& directory) {
+  const absl::StatusOr<SnapshotStore*> store = OpenStore(directory);
+  if (!store.ok()) return store.status();
+  return *store == spill_store_ ? SpillStoreError(directory) : absl::OkStatus();
+}
+
+// What is on its way would be neither here nor there.
+void EngineImpl::AwaitStorage() {
+  stop_restores_ = true;
+  absl::MutexLock lock(&mutex_);
+  room_cv_.SignalAll();
+  mutex_.Await(absl::Condition(
+      +[](EngineImpl* engine)
+           ABSL_NO_THREAD_SAFETY_ANALYSIS { return engine->spilling_bytes_ == 0 && engine->restoring_ == 0; },
+      this));
+}
 
 absl::StatusOr<SavedSessions> EngineImpl::SaveSessions(const std::string& directory, absl::FunctionRef<bool()> stop) {
+  if (absl::Status status = PrepareToSave(directory); !status.ok()) return status;
   absl::StatusOr<SnapshotStore*> store = OpenStore(directory);
   if (!store.ok()) return store.status();
-  {
-    absl::MutexLock lock(&mutex_);  // what is on its way to disk would be neither here nor there
-    mutex_.Await(absl::Condition(+[](int64_t* bytes) { return *bytes == 0; }, &spilling_bytes_));
-  }
+  AwaitStorage();
   SavedSessions result;
   uint64_t after = 0;
   for (;;) {
@@ -161,15 +203,16 @@ absl::StatusOr<SavedSessions> EngineImpl::SaveSessions(const std::string& direct
     for (const SessionPtr& session : some) {
       after = session->sequence;
       const absl::Time begin = absl::Now();
-      const absl::StatusOr<int64_t> bytes =
-          stop() ? absl::StatusOr<int64_t>(absl::CancelledError("there was no time left"))
-                 : SaveSession(session, *store, stop);
+      const absl::StatusOr<int64_t> bytes = SaveSession(session, *store, stop);
       if (bytes.ok()) {
         result.saved++;
         observer_->OnSnapshot(SnapshotOp::kDrain, *bytes, absl::Now() - begin);
         continue;
       }
-      if (absl::IsNotFound(bytes.status())) continue;  // closed or expired meanwhile
+      {
+        absl::MutexLock lock(&mutex_);
+        if (session->gone != GoneReason::kNone) continue;  // closed meanwhile
+      }
       result.lost++;
       observer_->OnSnapshotFailed(SnapshotOp::kDrain);
       if (result.first_error.empty()) result.first_error = std::string(bytes.status().message());

@@ -1,5 +1,5 @@
 // Sessions on disk: idle ones that are written there while memory is short, and those that come back because jobs wait
-// for them. The disk is never touched with the mutex held.
+// for them. Files are written, read and removed without the mutex.
 #include <algorithm>
 #include <utility>
 
@@ -23,6 +23,10 @@ int64_t BlockBytes(const Session& session, const std::vector<int64_t>& lengths, 
     blocks += session.cache.BlocksFor(lengths[i]) - session.cache.BlocksFor(first[i]);
   }
   return blocks * static_cast<int64_t>(session.cache.block_bytes());
+}
+
+absl::Status DrainingError() {
+  return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the server is shutting down");
 }
 
 absl::Status DamagedError(const Session& session, const absl::Status& why) {
@@ -56,6 +60,7 @@ void EngineImpl::AwaitRestore(const SessionPtr& session, Job* job) {
   restore_waiters_[session->sequence].push_back(job->id);
   if (session->restoring) return;
   session->restoring = true;
+  restoring_++;
   restore_queue_.push_back(session);
   restore_cv_.Signal();
 }
@@ -76,11 +81,11 @@ void EngineImpl::RestoreLoop() {
 
 absl::Status EngineImpl::TakeMemoryToRestore(Session* session, bool* here) {
   absl::MutexLock lock(&mutex_);
-  while (session->spilling && !stopping_) room_cv_.Wait(&mutex_);
+  while (session->spilling && !stop_restores_) room_cv_.Wait(&mutex_);
   *here = session->gone == GoneReason::kNone && session->stored == nullptr;
   if (*here) return absl::OkStatus();
   for (;;) {
-    if (stopping_) return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the server is shutting down");
+    if (stop_restores_) return DrainingError();
     if (session->gone != GoneReason::kNone) return SessionTable::GoneError(session->id, session->gone);
     const StoredSession& stored = *session->stored;
     if (session->cache.reserved_bytes() > 0 || session->cache.Reserve(session->model->config.reserve_tokens)) {
@@ -105,14 +110,13 @@ absl::Status EngineImpl::TakeMemoryToRestore(Session* session, bool* here) {
       case Room::kMade:
         continue;
       case Room::kComing:
-        while (!stopping_ && spills_ended_ == ended) room_cv_.Wait(&mutex_);
+        while (!stop_restores_ && spills_ended_ == ended) room_cv_.Wait(&mutex_);
         continue;
       case Room::kNone:
         return MakeError(
             absl::StatusCode::kResourceExhausted, "CACHE_FULL",
             absl::StrCat("session ", FormatSessionId(session->id), " is on disk and needs ", bytes,
-                         " bytes of cache to come back, ", pool_->available_bytes(), " are available",
-                         spill_error_.empty() ? "" : "; idle sessions cannot be moved to disk: ", spill_error_),
+                         " bytes of cache to come back, ", pool_->available_bytes(), " are available", WhyNotSpilled()),
             {{"needed_bytes", absl::StrCat(bytes)}, {"available_bytes", absl::StrCat(pool_->available_bytes())}},
             kCacheRetryDelay);
     }
@@ -134,15 +138,15 @@ absl::Status EngineImpl::Restore(const SessionPtr& session) {
   }
   PrepareKernels(session->model->config.shape);
   const std::string name = FormatSessionId(session->id);
-  status = ReadSession(*store, name, &session->cache, session->model->layout, [this] { return stop_storage_.load(); });
-  if (absl::IsCancelled(status)) return status;
+  status = ReadSession(*store, name, &session->cache, session->model->layout, [this] { return stop_restores_.load(); });
+  if (stop_restores_) return DrainingError();  // it stays on disk
   if (!status.ok()) {
     {
       absl::MutexLock lock(&mutex_);  // whoever closed it meanwhile took its file
       if (session->gone != GoneReason::kNone) return SessionTable::GoneError(session->id, session->gone);
     }
     observer_->OnSnapshotFailed(SnapshotOp::kRestore);
-    if (absl::IsResourceExhausted(status)) {  // no descriptor or no memory to read it with: nothing is lost
+    if (!absl::IsInvalidArgument(status) && !absl::IsNotFound(status)) {  // the disk's trouble, and perhaps it passes
       return MakeError(absl::StatusCode::kResourceExhausted, "CACHE_FULL",
                        absl::StrCat("session ", name, " is on disk and cannot be read now: ", status.message()), {},
                        kCacheRetryDelay);
@@ -155,8 +159,9 @@ absl::Status EngineImpl::Restore(const SessionPtr& session) {
   // Only a flush may have failed: then the file is gone, and what was read of it is all there is.
   if (!status.ok() && !absl::IsNotFound(status) && !absl::IsNotFound(store->Read(name).status())) {
     observer_->OnSnapshotFailed(SnapshotOp::kRestore);
-    return MakeError(absl::StatusCode::kInternal, "SPILL_DAMAGED",
-                     absl::StrCat("the file of session ", name, " cannot be removed: ", status.message()));
+    return MakeError(absl::StatusCode::kResourceExhausted, "CACHE_FULL",
+                     absl::StrCat("session ", name, " is on disk and cannot come back now: ", status.message()), {},
+                     kCacheRetryDelay);
   }
   observer_->OnSnapshot(SnapshotOp::kRestore, bytes, absl::Now() - begin);
   return absl::OkStatus();
@@ -175,6 +180,7 @@ void EngineImpl::EndRestore(const SessionPtr& session, const absl::Status& statu
   {
     absl::MutexLock lock(&mutex_);
     session->restoring = session->running = false;
+    restoring_--;
     if (status.ok() && session->gone == GoneReason::kNone) {
       Unstore(session.get());
       sessions_.UpdateRecency(session.get());
@@ -237,15 +243,19 @@ void EngineImpl::Spill(const SessionPtr& session) {
   }
   const SnapshotLayout layout = source.header.layout;
   absl::StatusOr<int64_t> bytes;
+  std::optional<bool> wanted;
   {
     SnapshotWriter writer(*source.cache, session->model->layout, std::move(source.header));
     bytes = spill_store_->Write(
-        FormatSessionId(session->id), &writer, [this] { return stop_storage_.load(); },
-        [&] { return CommitSpill(session.get(), idle_since, layout, writer.total_bytes()); });
+        FormatSessionId(session->id), &writer, [this] { return stop_spills_.load(); },
+        [&] {
+          wanted = CommitSpill(session.get(), idle_since, layout, writer.total_bytes());
+          return *wanted;
+        });
   }
   ReleaseCache(source.cache.get());
-  EndSpill(session, bytes.status());
-  if (absl::IsAborted(bytes.status())) return;
+  EndSpill(session, bytes.status(), wanted);
+  if (wanted == false) return;
   if (!bytes.ok()) return observer_->OnSnapshotFailed(SnapshotOp::kSpill);
   observer_->OnSnapshot(SnapshotOp::kSpill, *bytes, absl::Now() - begin);
   observer_->OnEvicted(EngineObserver::Eviction::kSpilled);
@@ -260,7 +270,7 @@ bool EngineImpl::CommitSpill(Session* session, absl::Time idle_since, const Snap
   return true;
 }
 
-void EngineImpl::EndSpill(const SessionPtr& session, const absl::Status& status) {
+void EngineImpl::EndSpill(const SessionPtr& session, const absl::Status& status, std::optional<bool> wanted) {
   std::unique_ptr<SessionCache> freed;
   bool gone;
   {
@@ -270,10 +280,10 @@ void EngineImpl::EndSpill(const SessionPtr& session, const absl::Status& status)
     if (status.ok()) {
       spill_error_.clear();
       if (!gone) freed = session->cache.Detach();
-    } else if (!absl::IsAborted(status)) {
+    } else if (wanted != false) {
       spill_error_ = std::string(status.message());
       spill_again_ = absl::Now() + options_.spill_retry_delay;
-      Unstore(session.get());
+      if (wanted == true) Unstore(session.get());
     }
     if (!gone && status.ok()) sessions_.UpdateRecency(session.get());
     room_cv_.SignalAll();  // for the restorer, if a job has come for it

@@ -16,12 +16,13 @@ namespace attnd {
 inline constexpr int64_t kMinTableEntries = int64_t{1} << 18;
 inline constexpr int64_t kCacheBytesPerTableEntry = 256;
 
+// Bytes of the blocks that the session needs, its reservation included.
+int64_t BytesToAllocate(const SnapshotLayout& layout, const Session& session);
+
 // Takes the memory for layers of `layout`, and what the session's configuration reserves. All or nothing.
 // RESOURCE_EXHAUSTED: TOO_MANY_TOKENS when they can never fit, CACHE_FULL with a delay when they do not fit now: it may
 // be tried again, and otherwise the cache must be released. REQUIRES: the engine's mutex is held; ReadSnapshotHeader
-// took the layout; the session is new. Bytes of the blocks that this is about, were they to fit at all.
-int64_t BytesToAllocate(const SnapshotLayout& layout, const Session& session);
-
+// took the layout; the session is new.
 absl::Status AllocateSession(const SnapshotLayout& layout, BlockPool* pool, Session* session);
 
 }  // namespace attnd

@@ -68,6 +68,31 @@ TEST(Eviction, NobodyGoesForARequestThatWouldNotFitAllTheSame) {
   EXPECT_EQ(h.observer["evicted"], 0);
 }
 
+TEST(Eviction, BlocksThatForksShareAreFreeOnlyOnceAllOfThemAreGone) {
+  Harness h(LruOptions(4));
+  const std::string parent = h.Create();
+  ASSERT_TRUE(h.Mean(parent, Constant(128, 1)).status.ok());
+  const auto fork = [&](const std::string& id) {
+    std::promise<absl::StatusOr<SessionInfo>> forked;
+    h.engine->ForkSession(id, {}, [&](absl::StatusOr<SessionInfo> info) { forked.set_value(std::move(info)); });
+    return forked.get_future().get()->session_id;
+  };
+  const std::string child = fork(parent), empty = h.Create();
+  SessionConfig reserved = TinyConfig();
+  reserved.reserve_tokens = 64;
+  const std::string r = h.Create(reserved), asks = h.Create();
+  // With both gone there would be three blocks and not the four that it asks for, though each of them holds two.
+  EXPECT_EQ(h.Mean(asks, Constant(256, 1)).reason(), "CACHE_FULL");
+  EXPECT_EQ(h.observer["evicted"], 0);
+  StepArgs append = Harness::MeanArgs(asks, Constant(192, 1));
+  append.q.clear();
+  EXPECT_TRUE(h.Step(std::move(append)).status.ok());
+  EXPECT_EQ(h.observer["evicted"], 2);
+  EXPECT_EQ(h.Mean(parent, {1}).reason(), "EVICTED");
+  EXPECT_EQ(h.Mean(child, {1}).reason(), "EVICTED");
+  EXPECT_EQ(h.Length(empty), 0);  // would have freed nothing
+}
+
 TEST(Eviction, ASessionToWhichMemoryIsPromisedStays) {
   Harness h(LruOptions(2));
   SessionConfig reserved = TinyConfig();

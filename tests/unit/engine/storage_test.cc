@@ -6,8 +6,10 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "tests/unit/engine/engine_harness.h"
 
@@ -203,10 +205,10 @@ TEST_F(Storage, ADamagedFileLosesThatSessionAndNoOther) {
   }
 }
 
-TEST_F(Storage, AFileThatCannotBeOpenedNowIsReadLater) {
-  std::atomic<bool> fails = false;
+TEST_F(Storage, AFileThatCannotBeReadNowIsReadLater) {
+  std::atomic<int> fails = 0;
   EngineOptions options = SpillOptions(4);
-  options.fail_io = [&](const char*) { return fails ? EMFILE : 0; };
+  options.fail_io = [&](const char*) { return fails.load(); };
   Harness h(options);
   const std::string a = h.Create();
   ASSERT_TRUE(h.Mean(a, {1, 2, 3}).status.ok());
@@ -216,12 +218,14 @@ TEST_F(Storage, AFileThatCannotBeOpenedNowIsReadLater) {
     if (other.session_id == a) continue;
     ASSERT_TRUE(h.engine->CloseSession(other.session_id).ok());
   }
-  fails = true;
-  const StepAnswer refused = h.Mean(a, {6});
-  EXPECT_EQ(refused.reason(), "CACHE_FULL") << refused.status;
-  EXPECT_THAT(std::string(refused.status.message()), HasSubstr("Too many open files"));
-  EXPECT_GT(GetErrorDetails(refused.status).retry_delay, absl::ZeroDuration());
-  fails = false;
+  for (const int error : {EMFILE, EIO, ESTALE}) {
+    fails = error;
+    const StepAnswer refused = h.Mean(a, {6});
+    EXPECT_EQ(refused.reason(), "CACHE_FULL") << refused.status;
+    EXPECT_THAT(std::string(refused.status.message()), HasSubstr(std::strerror(error)));
+    EXPECT_GT(GetErrorDetails(refused.status).retry_delay, absl::ZeroDuration());
+  }
+  fails = 0;
   EXPECT_THAT(h.Mean(a, {6}).out, ElementsAre(3));
 }
 
@@ -247,6 +251,103 @@ TEST_F(Storage, ASecondFileOfASessionIsRemovedBeforeItIsOfThePast) {
   EXPECT_FALSE(fs::exists(File(id)));
   EXPECT_TRUE(fs::exists(directory_ / "saved" / (id + ".attnd")));
   EXPECT_THAT(h.Mean(id, {6}).out, ElementsAre(3));
+}
+
+TEST_F(Storage, ADrainThatEndsWhileASessionComesBackLosesItNot) {
+  const std::string saved = (directory_ / "saved").string();
+  std::string id;
+  {
+    Harness h;
+    id = h.Create();
+    ASSERT_TRUE(h.Mean(id, {1, 2, 3}).status.ok());
+    ASSERT_EQ(h.engine->SaveSessions(saved, [] { return false; })->saved, 1);
+  }
+  for (int round = 0; round < 2; round++) {
+    absl::Notification reads, go_on;
+    EngineOptions options = Harness::DefaultOptions();
+    std::atomic<bool> hold = false;
+    options.fail_io = [&](const char* call) {
+      if (hold && std::string(call) == "read") {
+        hold = false;
+        reads.Notify();
+        go_on.WaitForNotification();
+      }
+      return 0;
+    };
+    Harness h(options);
+    ASSERT_EQ(h.engine->RestoreSessions(saved)->saved, 1);
+    hold = true;
+    std::future<StepAnswer> step = h.Start(Harness::MeanArgs(id, {6}));
+    reads.WaitForNotification();
+    EXPECT_FALSE(h.engine->Drain(absl::Now()));
+    EXPECT_EQ(step.get().reason(), "DRAINING");
+    std::thread opener([&] {
+      absl::SleepFor(absl::Milliseconds(50));
+      go_on.Notify();
+    });
+    const auto report = h.engine->SaveSessions(saved, [&] { return round == 1; });  // it lies there already
+    opener.join();
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->saved, 1);
+    EXPECT_EQ(report->lost, 0);
+  }
+  Harness h;
+  ASSERT_EQ(h.engine->RestoreSessions(saved)->saved, 1);
+  EXPECT_THAT(h.Mean(id, {6}).out, ElementsAre(3));
+}
+
+TEST_F(Storage, ADirectoryThatIsGoneAtTheEndIsAFailureAndSoIsTheSpillDirectory) {
+  const fs::path saved = directory_ / "saved";
+  Harness h(SpillOptions(4));
+  const std::string id = h.Create();
+  ASSERT_TRUE(h.engine->PrepareToSave(saved.string()).ok());
+  fs::remove_all(saved);
+  const auto report = h.engine->SaveSessions(saved.string(), [] { return false; });
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->saved, 0);
+  EXPECT_EQ(report->lost, 1);
+  EXPECT_THAT(report->first_error, HasSubstr("No such file"));
+  fs::create_symlink(directory_ / "spill", directory_ / "link");
+  const std::string link = (directory_ / "link").string();
+  EXPECT_EQ(h.engine->PrepareToSave(link).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_FALSE(h.engine->SaveSessions(link, [] { return false; }).ok());
+  EXPECT_FALSE(h.engine->RestoreSessions(link).ok());
+}
+
+TEST_F(Storage, ErrorsOfTheDiskThatLookLikeOursAreItsOwn) {
+  // Abseil calls ESTALE, what network file systems say of files that are gone, by the name ABORTED.
+  for (const std::string fails : {"write", "rename", "close"}) {
+    std::atomic<bool> broken = true;
+    EngineOptions options = SpillOptions(3);
+    options.fail_io = [&](const char* call) { return broken && fails == call ? ESTALE : 0; };
+    Harness h(options);
+    const std::string a = h.Create(), b = h.Create(), c = h.Create(), d = h.Create();
+    for (const std::string& id : {a, b, c}) ASSERT_TRUE(h.Mean(id, {1}).status.ok());
+    const StepAnswer refused = h.Mean(d, {1});
+    EXPECT_EQ(refused.reason(), "CACHE_FULL") << fails;
+    EXPECT_THAT(std::string(refused.status.message()), HasSubstr("cannot be moved to disk")) << fails;
+    EXPECT_EQ(h.engine->stats().sessions_spilled, 0);
+    for (const std::string& id : {a, b, c}) EXPECT_THAT(h.Mean(id, {3}).out, ElementsAre(2)) << fails;
+    broken = false;
+    absl::SleepFor(absl::Milliseconds(1100));  // until it is tried again
+    EXPECT_THAT(h.Mean(d, {5}).out, ElementsAre(5)) << fails;
+    for (const std::string& id : {a, b, c}) EXPECT_THAT(h.Mean(id, {5}).out, ElementsAre(3)) << fails;
+  }
+}
+
+TEST_F(Storage, SavedSessionsKeepTheirOrder) {
+  const std::string saved = (directory_ / "saved").string();
+  std::vector<std::string> ids;
+  {
+    Harness h;
+    for (int i = 0; i < 20; i++) ids.push_back(h.Create());
+    ASSERT_EQ(h.engine->SaveSessions(saved, [] { return false; })->saved, 20);
+  }
+  Harness h;
+  ASSERT_EQ(h.engine->RestoreSessions(saved)->saved, 20);
+  const std::vector<SessionInfo> listed = h.engine->ListSessions(0, 100);
+  ASSERT_EQ(listed.size(), ids.size());
+  for (size_t i = 0; i < ids.size(); i++) EXPECT_EQ(listed[i].session_id, ids[i]) << i;
 }
 
 TEST_F(Storage, ADiskThatTakesNothingLosesNothing) {
