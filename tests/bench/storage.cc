@@ -176,7 +176,7 @@ void RunCase(const Case& c, const std::string& directory) {
     row.unit = "GB/s";
     row.roof = storage.gigabytes() / plain_seconds;
     row.bound = bound;
-    row.numbers = {{"layers", c.layers}, {"gigabytes", storage.gigabytes()}};
+    row.numbers = {{"layers", c.layers}, {"megabytes", storage.gigabytes() * 1e3}};
     Print(c, row);
   };
   print("spill", "write", medians[kSpill], medians[kPlainWrite]);
