@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <random>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "tests/unit/engine/engine_harness.h"
@@ -251,6 +253,48 @@ TEST_F(Storage, ASecondFileOfASessionIsRemovedBeforeItIsOfThePast) {
   EXPECT_FALSE(fs::exists(File(id)));
   EXPECT_TRUE(fs::exists(directory_ / "saved" / (id + ".attnd")));
   EXPECT_THAT(h.Mean(id, {6}).out, ElementsAre(3));
+}
+
+TEST_F(Storage, StepsOfOthersGoOnWhileOneSessionIsWrittenAndWhileItIsRead) {
+  absl::Mutex mutex;
+  std::string held_call;  // waits until this is another
+  bool arrived = false;
+  EngineOptions options = SpillOptions(4);
+  options.fail_io = [&](const char* call) {
+    absl::MutexLock lock(&mutex);
+    if (held_call != call) return 0;
+    arrived = true;
+    mutex.Await(absl::Condition(+[](std::string* held) { return held->empty(); }, &held_call));
+    return 0;
+  };
+  const auto hold = [&](const std::string& call) {
+    absl::MutexLock lock(&mutex);
+    held_call = call;
+    arrived = false;
+  };
+  const auto await_arrival = [&] {
+    absl::MutexLock lock(&mutex);
+    mutex.Await(absl::Condition(&arrived));
+  };
+  Harness h(options);
+  const std::string a = h.Create(), b = h.Create(), c = h.Create(), d = h.Create(), e = h.Create();
+  for (const std::string& id : {a, b, c, d}) ASSERT_TRUE(h.Mean(id, {1, 3}).status.ok());
+
+  hold("write");
+  std::future<StepAnswer> on_e = h.Start(Harness::MeanArgs(e, {7}));  // a has to go for it
+  await_arrival();
+  for (int i = 0; i < 20; i++) EXPECT_THAT(h.Mean(d, {2}).out, ElementsAre(2)) << i;
+  EXPECT_EQ(on_e.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  hold("");
+  EXPECT_THAT(on_e.get().out, ElementsAre(7));
+
+  hold("read");
+  std::future<StepAnswer> on_a = h.Start(Harness::MeanArgs(a, {2}));
+  await_arrival();
+  for (int i = 0; i < 20; i++) EXPECT_THAT(h.Mean(e, {7}).out, ElementsAre(7)) << i;
+  EXPECT_EQ(on_a.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  hold("");
+  EXPECT_THAT(on_a.get().out, ElementsAre(2));
 }
 
 TEST_F(Storage, ADrainThatEndsWhileASessionComesBackLosesItNot) {
