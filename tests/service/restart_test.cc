@@ -283,7 +283,10 @@ TEST_F(RestartTest, ASecondSignalEndsTheSaving) {
   const absl::Time hurried = absl::Now();
   EXPECT_EQ(program->Wait(), 1) << program->err();
   EXPECT_LT(absl::Now() - hurried, absl::Seconds(5));
-  EXPECT_TRUE(absl::StrContains(program->err(), "there was no time left")) << program->err();
+  // Between two files, or in one.
+  EXPECT_TRUE(absl::StrContains(program->err(), "there was no time left") ||
+              absl::StrContains(program->err(), "was given up"))
+      << program->err();
   EXPECT_LT(CountSnapshots(folder_ / "saved"), 4000);
 }
 
