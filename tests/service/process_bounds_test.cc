@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -260,7 +261,10 @@ TEST_F(ProcessBoundsTest, G06_RequestsBeyondTheMemoryForThemAreRefused) {
   std::vector<std::thread> threads;
   for (const std::string& id : ids) {
     threads.emplace_back([&, id] {
-      const auto stub = v1::Attention::NewStub(program_->NewChannel());
+      // A connection that cannot be made in time is not what this is about.
+      const auto channel = program_->NewChannel();
+      EXPECT_TRUE(channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(30)));
+      const auto stub = v1::Attention::NewStub(channel);
       v1::StepRequest request = step;
       request.mutable_segments(0)->set_session_id(id);
       request.mutable_segments(0)->set_start_position(0);
