@@ -118,8 +118,8 @@ absl::StatusOr<SavedSessions> EngineImpl::RestoreSessions(const std::string& dir
   std::vector<FoundSession> found;
   for (const SnapshotStore::Entry& file : *files) found.emplace_back(*store, file);
   // The order of their creation is that of lists.
-  std::stable_sort(found.begin(), found.end(),
-                   [](const FoundSession& a, const FoundSession& b) { return a.sequence() < b.sequence(); });
+  std::sort(found.begin(), found.end(),
+            [](const FoundSession& a, const FoundSession& b) { return a.sequence() < b.sequence(); });
   SavedSessions result;
   for (FoundSession& session : found) {
     const absl::Status status = Adopt(std::move(session));
