@@ -1,52 +1,22 @@
 // Forks and reorders of sessions of which some are on disk.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <random>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "tests/unit/engine/engine_harness.h"
+#include "tests/unit/engine/storage_fixture.h"
 
 namespace attnd {
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::FloatNear;
 using ::testing::Pointwise;
 
-constexpr int64_t kTinyBlock = 512;
-
-class ForkStorage : public ::testing::Test {
- protected:
-  ForkStorage() {
-    std::string name = (fs::temp_directory_path() / "attnd_fork_storage_XXXXXX").string();
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    directory_ = name;
-  }
-  ~ForkStorage() override { fs::remove_all(directory_); }
-
-  EngineOptions SpillOptions(int64_t blocks) {
-    EngineOptions options = Harness::DefaultOptions();
-    options.kv_cache_bytes = blocks * kTinyBlock;
-    options.evict_lru = true;
-    options.spill_dir = (directory_ / "spill").string();
-    return options;
-  }
-  // Steps of other sessions until this one is on disk.
-  void Push(Harness* h, const std::string& id) {
-    for (int i = 0; i < 1000 && h->engine->GetSession(id)->spilled_bytes == 0; i++) {
-      ASSERT_TRUE(h->Mean(h->Create(), {1}).status.ok());
-    }
-    ASSERT_GT(h->engine->GetSession(id)->spilled_bytes, 0);
-  }
-
-  fs::path directory_;
-};
+using ForkStorage = StorageFixture;
 
 TEST_F(ForkStorage, AForkBringsItsParentBack) {
   Harness h(SpillOptions(4));
