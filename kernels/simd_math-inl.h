@@ -60,9 +60,16 @@ HWY_INLINE V ExpF64(D d, V x) {
   V r = hn::NegMulAdd(n, hn::Set(d, 0.69314718036912382), x);  // ln 2 to 33 bits: n times it is exact
   r = hn::NegMulAdd(n, hn::Set(d, 1.9082149292705877e-10), r);
   V p = hn::MulAdd(hn::Set(d, 1.0 / 39916800), r, hn::Set(d, 1.0 / 3628800));
-  for (const double factorial : {362880.0, 40320.0, 5040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0}) {
-    p = hn::MulAdd(p, r, hn::Set(d, 1.0 / factorial));
-  }
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 362880));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 40320));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 5040));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 720));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 120));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 24));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 6));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.5));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0));
   const auto exponent = hn::ShiftLeft<52>(hn::BitCast(du, shifted));
   const V scaled = hn::BitCast(d, hn::Add(hn::BitCast(du, p), exponent));
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -700.0)), scaled);
