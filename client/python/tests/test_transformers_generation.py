@@ -77,6 +77,15 @@ def test_sampled_beams(client: attnd.Client, llama: Any) -> None:
         assert torch.equal(local, llama.generate(**inputs, cache=cache, **options))
 
 
+def test_one_token_after_three_is_the_fourth_of_four(client: attnd.Client, llama: Any) -> None:
+    """Scenario K28: attnd rotates nothing, so K stays as the model rotated it, at the model's own positions."""
+    tokens = prompt(1, 4)
+    with RemoteCache(llama, client) as cache, torch.no_grad():
+        together = llama(tokens).logits
+        parts = [llama(tokens[:, part], cache=cache).logits for part in (slice(0, 3), slice(3, 4))]
+    assert (torch.cat(parts, 1) - together).abs().max() <= 1e-5 * together.abs().max()
+
+
 def test_a_prompt_in_chunks(client: attnd.Client, llama: Any) -> None:
     inputs = {"input_ids": prompt(1, 30)}
     local = greedy(llama, inputs)

@@ -34,7 +34,8 @@ class RemoteCache(Cache):
         kv_dtype: how K and V are stored: "f32", "bf16", "f16" or "int8".
         max_tokens: longest row; None: as the server's cache allows.
         ttl: seconds of idleness after which the rows expire; None: the server's.
-        reserve_tokens: cache memory taken at once for this many tokens of every row.
+        reserve_tokens: cache memory taken at once for this many tokens of every row; where layers differ in heads or
+            dims (Gemma 4), for as many again with each sort of layer.
         token, tls_roots, timeout: of the ``attnd.Client`` that is made for "host:port".
 
     Raises:
