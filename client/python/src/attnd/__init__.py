@@ -10,7 +10,7 @@
             k, v = np.random.randn(2, 5, 2, 64).astype(np.float32)
             out = session.step(0, q, k, v).out                     # [5, 8, 64]
 
-``attnd.transformers.RemoteCache`` puts a Hugging Face model's cache there.
+``attnd.aio`` is the same for asyncio. ``attnd.transformers.RemoteCache`` puts a Hugging Face model's cache there.
 """
 
 from .client import Client
@@ -37,6 +37,7 @@ from .errors import (
 from .results import AttendResult, ServerInfo, SessionInfo, StepResult
 from .session import Session
 from .steps import Segment
+from .stream import PendingStep, StepStream
 
 __all__ = [
     "AttendResult",
@@ -48,6 +49,7 @@ __all__ = [
     "DeadlineExceeded",
     "FailedPrecondition",
     "InvalidArgument",
+    "PendingStep",
     "PermissionDenied",
     "QueueFull",
     "ResourceExhausted",
@@ -59,6 +61,7 @@ __all__ = [
     "SessionLimit",
     "SessionLost",
     "StepResult",
+    "StepStream",
     "TokensFreed",
     "TooLong",
     "TooManyTokens",

@@ -4,71 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import grpc
 
-from .errors import AttndError, DeadlineExceeded, error_of_call
+from .channel import Channel
+from .config import SessionConfig
+from .errors import AttndError
+from .handle import session_id_of
+from .results import SessionInfo
+from .stall import StallWatch
 from .v1 import attnd_pb2 as pb
 
 PIECE_BYTES = 1 << 20
+STALLED = "the server did not go on with the transfer"
 
 FileOrPath = str | os.PathLike[str] | IO[bytes]
-
-
-class StallWatch:
-    """Cancels a call that has not gone on for ``timeout`` seconds. How long it takes in all is a matter of its size."""
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._changed = threading.Condition()
-        self._deadline: float | None = None  # None: nothing is waited for
-        self._ended = False
-        self.stalled = False
-
-    @contextlib.contextmanager
-    def over(self, cancel: Callable[[], object]) -> Iterator[None]:
-        thread = threading.Thread(target=self._watch, args=(cancel,), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify()
-            thread.join()
-
-    def wait_begins(self) -> None:
-        self._set(time.monotonic() + self._timeout)
-
-    def wait_ends(self) -> None:
-        self._set(None)
-
-    def error(self, failure: grpc.RpcError) -> AttndError:
-        if not self.stalled:
-            return error_of_call(failure)
-        message = f"the server did not go on with the transfer for {self._timeout} s"
-        return DeadlineExceeded(message, code=grpc.StatusCode.DEADLINE_EXCEEDED)
-
-    def _set(self, deadline: float | None) -> None:
-        with self._changed:
-            self._deadline = deadline
-            self._changed.notify()
-
-    def _watch(self, cancel: Callable[[], object]) -> None:
-        with self._changed:
-            while not self._ended:
-                left = None if self._deadline is None else self._deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    self.stalled = True
-                    break
-                self._changed.wait(left)
-        if self.stalled:
-            cancel()
 
 
 @contextlib.contextmanager
@@ -94,14 +47,32 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
         os.close(folder)
 
 
-def export_to(method: Any, session_id: str, target: FileOrPath, metadata: Any, timeout: float) -> int:
+class Received:
+    """How much of a snapshot has come."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._total = 0
+
+    def add(self, response: pb.ExportSessionResponse) -> None:
+        self._total = self._total or response.total_bytes
+        self.bytes += len(response.data)
+
+    def check_whole(self) -> None:
+        if self.bytes == 0 or self.bytes != self._total:
+            message = f"the snapshot ended after {self.bytes} of {self._total} bytes"
+            raise AttndError(message, code=grpc.StatusCode.DATA_LOSS)
+
+
+def export_to(channel: Channel, session: Any, target: FileOrPath, timeout: float) -> int:
     """Returns the bytes written."""
     if isinstance(target, str | os.PathLike):
         with written_whole(Path(target)) as file:
-            return export_to(method, session_id, file, metadata, timeout)
-    watch = StallWatch(timeout)
-    call = method(pb.ExportSessionRequest(session_id=session_id), metadata=metadata)
-    total = received = 0
+            return export_to(channel, session, file, timeout)
+    watch = StallWatch(timeout, STALLED)
+    request = pb.ExportSessionRequest(session_id=session_id_of(session))
+    call = channel.stub().ExportSession(request, metadata=channel.endpoint.metadata)
+    received = Received()
     try:
         with watch.over(call.cancel):
             while True:
@@ -110,29 +81,27 @@ def export_to(method: Any, session_id: str, target: FileOrPath, metadata: Any, t
                 watch.wait_ends()
                 if response is None:
                     break
-                total = total or response.total_bytes
-                received += len(response.data)
+                received.add(response)
                 target.write(response.data)
     except grpc.RpcError as failure:
         raise watch.error(failure) from None
     finally:
         call.cancel()
-    if received == 0 or received != total:
-        message = f"the snapshot ended after {received} of {total} bytes"
-        raise AttndError(message, code=grpc.StatusCode.DATA_LOSS)
-    return received
+    received.check_whole()
+    return received.bytes
 
 
-def import_from(method: Any, source: FileOrPath, expected: Any, metadata: Any, timeout: float) -> Any:
-    """Returns the message of the new session."""
+def import_from(channel: Channel, source: FileOrPath, expected: SessionConfig | None, timeout: float) -> SessionInfo:
+    """Returns the state of the new session."""
     if isinstance(source, str | os.PathLike):
         with open(source, "rb") as file:
-            return import_from(method, file, expected, metadata, timeout)
-    watch = StallWatch(timeout)
+            return import_from(channel, file, expected, timeout)
+    watch = StallWatch(timeout, STALLED)
     broken: list[BaseException] = []
+    wanted = None if expected is None else expected.message()
 
     def messages() -> Iterator[pb.ImportSessionRequest]:
-        first = expected
+        first = wanted
         try:
             while True:
                 watch.wait_ends()
@@ -146,10 +115,10 @@ def import_from(method: Any, source: FileOrPath, expected: Any, metadata: Any, t
             broken.append(error)
             raise
 
-    call = method.future(messages(), metadata=metadata)
+    call = channel.stub().ImportSession.future(messages(), metadata=channel.endpoint.metadata)
     try:
         with watch.over(call.cancel):
-            return call.result()
+            return SessionInfo.of_message(call.result())
     except (grpc.RpcError, grpc.FutureCancelledError) as failure:
         if broken:
             raise broken[0] from None
