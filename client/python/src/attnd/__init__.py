@@ -34,10 +34,11 @@ from .errors import (
     Unauthenticated,
     Unavailable,
 )
+from .pipeline import PendingStep
 from .results import AttendResult, ServerInfo, SessionInfo, StepResult
 from .session import Session
 from .steps import Segment
-from .stream import PendingStep, StepStream
+from .stream import StepStream
 
 __all__ = [
     "AttendResult",

@@ -11,11 +11,12 @@ from .channel import Channel
 from .config import SessionConfig
 from .endpoint import Endpoint, TlsRoots
 from .operation import Operation, Result
+from .pipeline import Pipeline
 from .results import AttendResult, ServerInfo, SessionInfo, StepResult
 from .session import Session
 from .steps import Segment
 from .stream import StepStream
-from .transfer import FileOrPath, export_to, import_from
+from .transfer import FileOrPath, Transfer
 from .v1 import attnd_pb2 as pb
 
 DEFAULT_TIMEOUT = 30.0
@@ -184,7 +185,7 @@ class Client:
             max_in_flight: steps that are sent and not answered; submitting more waits. The server reads 64 at most.
             timeout: seconds without any answer, while steps are in flight, after which the stream is given up.
         """
-        return StepStream(self._channel, max_in_flight, self.timeout if timeout is None else timeout)
+        return StepStream(Pipeline(self._channel, max_in_flight, self.timeout if timeout is None else timeout))
 
     def rewind(self, session: Session | str, length: int, *, timeout: float | None = None) -> SessionInfo:
         """Cuts every layer that is longer to ``length`` tokens."""
@@ -256,7 +257,7 @@ class Client:
             SessionLost, Unavailable, DeadlineExceeded, and OSError where the file cannot be written.
         """
         timeout = self.timeout if timeout is None else timeout
-        return export_to(self._channel, session, target, timeout)
+        return Transfer(self._channel, timeout).export_to(session, target)
 
     def import_session(
         self, source: FileOrPath, *, expected: SessionConfig | None = None, timeout: float | None = None
@@ -273,7 +274,7 @@ class Client:
             SessionLimit, CacheFull, TooManyTokens: no place for it.
         """
         timeout = self.timeout if timeout is None else timeout
-        return Session(self, import_from(self._channel, source, expected, timeout))
+        return Session(self, Transfer(self._channel, timeout).import_from(source, expected))
 
     def server_info(self, config: SessionConfig | None = None, *, timeout: float | None = None) -> ServerInfo:
         """What the server is and how full; with a config, how many tokens of such a session fit."""

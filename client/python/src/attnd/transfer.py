@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -47,81 +48,88 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
         os.close(folder)
 
 
-class Received:
-    """How much of a snapshot has come."""
+class Transfer:
+    """One export or import. ``cancel`` may come from another thread, at any time."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._total = 0
+    def __init__(self, channel: Channel, timeout: float) -> None:
+        self._channel = channel
+        self._watch = StallWatch(timeout, STALLED)
+        self._lock = threading.Lock()
+        self._call: Any = None
+        self._cancelled = False
 
-    def add(self, response: pb.ExportSessionResponse) -> None:
-        self._total = self._total or response.total_bytes
-        self.bytes += len(response.data)
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            if self._call is not None:
+                self._call.cancel()
 
-    def check_whole(self) -> None:
-        if self.bytes == 0 or self.bytes != self._total:
-            message = f"the snapshot ended after {self.bytes} of {self._total} bytes"
-            raise AttndError(message, code=grpc.StatusCode.DATA_LOSS)
-
-
-def export_to(channel: Channel, session: Any, target: FileOrPath, timeout: float) -> int:
-    """Returns the bytes written."""
-    if isinstance(target, str | os.PathLike):
-        with written_whole(Path(target)) as file:
-            return export_to(channel, session, file, timeout)
-    watch = StallWatch(timeout, STALLED)
-    request = pb.ExportSessionRequest(session_id=session_id_of(session))
-    call = channel.stub().ExportSession(request, metadata=channel.endpoint.metadata)
-    received = Received()
-    try:
-        with watch.over(call.cancel):
-            while True:
-                watch.wait_begins()
-                response = next(call, None)
-                watch.wait_ends()
-                if response is None:
-                    break
-                received.add(response)
-                target.write(response.data)
-    except grpc.RpcError as failure:
-        raise watch.error(failure) from None
-    finally:
-        call.cancel()
-    received.check_whole()
-    return received.bytes
-
-
-def import_from(channel: Channel, source: FileOrPath, expected: SessionConfig | None, timeout: float) -> SessionInfo:
-    """Returns the state of the new session."""
-    if isinstance(source, str | os.PathLike):
-        with open(source, "rb") as file:
-            return import_from(channel, file, expected, timeout)
-    watch = StallWatch(timeout, STALLED)
-    broken: list[BaseException] = []
-    wanted = None if expected is None else expected.message()
-
-    def messages() -> Iterator[pb.ImportSessionRequest]:
-        first = wanted
+    def export_to(self, session: Any, target: FileOrPath) -> int:
+        """Returns the bytes written."""
+        if isinstance(target, str | os.PathLike):
+            with written_whole(Path(target)) as file:
+                return self.export_to(session, file)
+        request = pb.ExportSessionRequest(session_id=session_id_of(session))
+        call = self._started(self._channel.stub().ExportSession(request, metadata=self._channel.endpoint.metadata))
+        total = received = 0
         try:
-            while True:
-                watch.wait_ends()
-                data = source.read(PIECE_BYTES)
-                watch.wait_begins()
-                if not data and first is None:
-                    return
-                yield pb.ImportSessionRequest(data=data, expected=first)
-                first = None
-        except Exception as error:
-            broken.append(error)
-            raise
+            with self._watch.over(call.cancel):
+                while True:
+                    self._watch.wait_begins()
+                    response = next(call, None)
+                    self._watch.wait_ends()
+                    if response is None:
+                        break
+                    total = total or response.total_bytes
+                    received += len(response.data)
+                    target.write(response.data)
+        except grpc.RpcError as failure:
+            raise self._watch.error(failure) from None
+        finally:
+            call.cancel()
+        if received == 0 or received != total:
+            message = f"the snapshot ended after {received} of {total} bytes"
+            raise AttndError(message, code=grpc.StatusCode.DATA_LOSS)
+        return received
 
-    call = channel.stub().ImportSession.future(messages(), metadata=channel.endpoint.metadata)
-    try:
-        with watch.over(call.cancel):
-            return SessionInfo.of_message(call.result())
-    except (grpc.RpcError, grpc.FutureCancelledError) as failure:
-        if broken:
-            raise broken[0] from None
-        raise watch.error(call if isinstance(failure, grpc.FutureCancelledError) else failure) from None
-    finally:
-        call.cancel()
+    def import_from(self, source: FileOrPath, expected: SessionConfig | None) -> SessionInfo:
+        """Returns the state of the new session."""
+        if isinstance(source, str | os.PathLike):
+            with open(source, "rb") as file:
+                return self.import_from(file, expected)
+        wanted = None if expected is None else expected.message()
+        broken: list[BaseException] = []
+
+        def messages() -> Iterator[pb.ImportSessionRequest]:
+            first = wanted
+            try:
+                while True:
+                    self._watch.wait_ends()
+                    data = source.read(PIECE_BYTES)
+                    self._watch.wait_begins()
+                    if not data and first is None:
+                        return
+                    yield pb.ImportSessionRequest(data=data, expected=first)
+                    first = None
+            except Exception as error:
+                broken.append(error)
+                raise
+
+        method = self._channel.stub().ImportSession
+        call = self._started(method.future(messages(), metadata=self._channel.endpoint.metadata))
+        try:
+            with self._watch.over(call.cancel):
+                return SessionInfo.of_message(call.result())
+        except (grpc.RpcError, grpc.FutureCancelledError) as failure:
+            if broken:
+                raise broken[0] from None
+            raise self._watch.error(call if isinstance(failure, grpc.FutureCancelledError) else failure) from None
+        finally:
+            call.cancel()
+
+    def _started(self, call: Any) -> Any:
+        with self._lock:
+            self._call = call
+            if self._cancelled:
+                call.cancel()
+        return call

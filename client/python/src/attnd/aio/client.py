@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from .. import channel as threads
 from .. import management, stateless, steps
 from ..client import DEFAULT_TIMEOUT
 from ..config import SessionConfig
 from ..endpoint import Endpoint, TlsRoots
 from ..operation import Operation, Result
+from ..pipeline import Pipeline
 from ..results import AttendResult, ServerInfo, SessionInfo, StepResult
 from ..steps import Segment
-from ..transfer import FileOrPath
+from ..transfer import FileOrPath, Transfer
 from .calls import call
 from .channel import Channel
 from .session import Session
 from .stream import StepStream
-from .transfer import export_to, import_from
+from .threads import run_transfer
 
 
 class Client:
@@ -49,6 +51,7 @@ class Client:
             raise ValueError(f"timeout is {timeout}; seconds > 0 are needed")
         self.timeout = timeout
         self._channel = Channel(Endpoint(target, token, tls_roots))
+        self._threads_channel = threads.Channel(self._channel.endpoint)  # see .threads
 
     async def __aenter__(self) -> Client:
         return self
@@ -62,6 +65,7 @@ class Client:
     async def close(self) -> None:
         """Closes the connection. Open sessions stay on the server until their time to live ends."""
         await self._channel.close()
+        self._threads_channel.close()
 
     # ---- stateless ------------------------------------------------------------------------------------------------
 
@@ -141,7 +145,9 @@ class Client:
             max_in_flight: steps that are sent and not answered; submitting more waits. The server reads 64 at most.
             timeout: seconds without any answer, while steps are in flight, after which the stream is given up.
         """
-        return StepStream(self._channel, max_in_flight, self.timeout if timeout is None else timeout)
+        self._channel.stub()  # in the client's loop, or not at all
+        timeout = self.timeout if timeout is None else timeout
+        return StepStream(Pipeline(self._threads_channel, max_in_flight, timeout), max_in_flight)
 
     async def rewind(self, session: Session | str, length: int, *, timeout: float | None = None) -> SessionInfo:
         """Cuts every layer that is longer to ``length`` tokens; errors as ``attnd.Session.rewind``."""
@@ -177,14 +183,15 @@ class Client:
 
     async def export_session(self, session: Session | str, target: FileOrPath, *, timeout: float | None = None) -> int:
         """Writes a session's state to a file, in threads, and returns the bytes; as ``attnd.Client.export_session``."""
-        return await export_to(self._channel, session, target, self.timeout if timeout is None else timeout)
+        transfer = Transfer(self._threads_channel, self.timeout if timeout is None else timeout)
+        return await run_transfer(transfer, lambda: transfer.export_to(session, target))
 
     async def import_session(
         self, source: FileOrPath, *, expected: SessionConfig | None = None, timeout: float | None = None
     ) -> Session:
         """A new session from such a file, all or nothing; arguments and errors as ``attnd.Client.import_session``."""
-        timeout = self.timeout if timeout is None else timeout
-        return Session(self, await import_from(self._channel, source, expected, timeout))
+        transfer = Transfer(self._threads_channel, self.timeout if timeout is None else timeout)
+        return Session(self, await run_transfer(transfer, lambda: transfer.import_from(source, expected)))
 
     async def server_info(self, config: SessionConfig | None = None, *, timeout: float | None = None) -> ServerInfo:
         """What the server is and how full; with a config, how many tokens of such a session fit."""

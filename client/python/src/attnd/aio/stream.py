@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 from collections.abc import Generator, Sequence
 from typing import Any
 
-import grpc
-
-from ..errors import AttndError, Cancelled, error_of_call
+from .. import pipeline
 from ..handle import SessionHandle
 from ..operation import Operation, Result
-from ..pipeline import Pipeline, check_size, repeated
+from ..pipeline import Pipeline
+from ..repetition import repeated
 from ..results import StepResult
-from ..stall import stall_error
 from ..steps import Segment, session_step, step
-from ..v1 import attnd_pb2 as pb
-from .channel import Channel
 
 
 class PendingStep(asyncio.Future[Result]):
@@ -28,10 +26,10 @@ class PendingStep(asyncio.Future[Result]):
         request_id: counts the stream's steps from 1.
     """
 
-    def __init__(self, operation: Operation[Result]) -> None:
+    def __init__(self, operation: Operation[Result], request_id: int) -> None:
         super().__init__()
         self.operation = operation
-        self.request_id = 0
+        self.request_id = request_id
         self.asked = False
 
     @property
@@ -69,17 +67,13 @@ class StepStream:
     flight. It belongs to the event loop that made it.
     """
 
-    def __init__(self, channel: Channel, max_in_flight: int, timeout: float) -> None:
-        self._pipeline: Pipeline[PendingStep[Any]] = Pipeline(max_in_flight)
-        self._room = asyncio.Semaphore(max_in_flight)
-        self._outgoing: asyncio.Queue[pb.StepRequest | None] = asyncio.Queue()
-        self._closing = False
-        self._timeout = timeout
-        self._deadline: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._call = channel.stub().StepStream(metadata=channel.endpoint.metadata)
+    def __init__(self, steps: Pipeline, max_in_flight: int) -> None:
+        self._pipeline = steps
         self._loop = asyncio.get_running_loop()
-        self._tasks = [self._loop.create_task(self._read()), self._loop.create_task(self._write())]
+        # Waiting for room is done here, so that the pipeline's own wait, which would block the loop, is never met.
+        self._room = asyncio.Semaphore(max_in_flight)
+        self._steps: dict[int, PendingStep[Any]] = {}  # what is unanswered, or not delivered yet
+        self._failed: list[PendingStep[Any]] = []
 
     async def __aenter__(self) -> StepStream:
         return self
@@ -89,7 +83,7 @@ class StepStream:
             await self.close()
         else:
             self.cancel()
-            await asyncio.wait(self._tasks)
+            await asyncio.to_thread(self._pipeline.join)
 
     async def submit(
         self,
@@ -150,7 +144,7 @@ class StepStream:
     @property
     def unanswered(self) -> list[PendingStep[Any]]:
         """Steps without an answer, in the order sent: those in flight, or those that the stream's end has left."""
-        return list(self._pipeline.unanswered.values())
+        return [self._steps[step.request_id] for step in self._pipeline.unanswered]
 
     async def close(self) -> None:
         """Takes no more steps and waits for the answers of those in flight.
@@ -158,88 +152,43 @@ class StepStream:
         Raises:
             AttndError: the first error of a step whose result nobody asked for.
         """
-        if not self._closing:
-            self._closing = True
-            self._outgoing.put_nowait(None)
-            self._wait_begins()
-        await asyncio.wait(self._tasks)
-        self._pipeline.raise_unasked()
+        self._pipeline.close()
+        await asyncio.to_thread(self._pipeline.join)
+        for failed in self._failed:
+            error = None if failed.asked else failed.exception()
+            if error is not None:
+                raise error
 
     def cancel(self) -> None:
         """Ends the stream at once; what is unanswered, done or not, fails with ``Cancelled``."""
-        self._closing = True
-        self._stop(Cancelled("the stream was cancelled", code=grpc.StatusCode.CANCELLED))
+        self._pipeline.cancel()
 
     async def _send(self, operation: Operation[Result]) -> PendingStep[Result]:
-        check_size(operation.request)
         await self._room.acquire()
-        if self._closing or self._pipeline.ended is not None:
+        try:
+            sent = self._pipeline.send(operation)
+        except BaseException:
             self._room.release()
-            if self._closing:
-                raise RuntimeError("a step was submitted to a StepStream that is closed")
-            assert self._pipeline.ended is not None
-            raise self._pipeline.ended
-        pending = PendingStep(operation)
-        if not self._pipeline.unanswered:
-            self._wait_begins()
-        self._outgoing.put_nowait(self._pipeline.add(pending))
-        return pending
+            raise
+        step = PendingStep(operation, sent.request_id)
+        self._steps[step.request_id] = step
+        sent.add_done_callback(functools.partial(self._hand_over, step))
+        return step
 
-    async def _write(self) -> None:
-        try:
-            while (request := await self._outgoing.get()) is not None:
-                await self._call.write(request)
-            await self._call.done_writing()
-        except (grpc.RpcError, asyncio.InvalidStateError):
-            pass  # the stream has ended; _read learns why
+    def _hand_over(self, step: PendingStep[Result], sent: pipeline.PendingStep[Result]) -> None:
+        """On the pipeline's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._deliver, step, sent)
 
-    async def _read(self) -> None:
-        try:
-            while (response := await self._call.read()) is not grpc.aio.EOF:
-                self._answer(response)
-        except grpc.RpcError as failure:
-            self._stop(error_of_call(failure))
-        except AttndError as unexpected:
-            self._stop(unexpected)
-        else:
-            self._stop(None)
-        finally:
-            # Only when the loop ends all of its tasks is there still something to stop.
-            self._stop(Cancelled("the event loop has ended the stream", code=grpc.StatusCode.CANCELLED))
-
-    def _answer(self, response: pb.StepResponse) -> None:
-        pending = self._pipeline.take(response)
+    def _deliver(self, step: PendingStep[Result], sent: pipeline.PendingStep[Result]) -> None:
         self._room.release()
-        if self._pipeline.unanswered or self._closing:
-            self._wait_begins()
-        else:
-            self._deadline = None
-        self._pipeline.settle(pending, response)
-
-    def _stop(self, error: AttndError | None) -> None:
-        if self._pipeline.ended is not None:
+        if sent not in self._pipeline.unanswered:
+            del self._steps[step.request_id]
+        error = sent.exception()
+        if step.done():  # its wait was cancelled
             return
-        lost = self._pipeline.end(error)
-        self._pipeline.fail(lost)
-        for _ in range(self._pipeline.max_in_flight):  # whoever waits for room learns of the end
-            self._room.release()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._call.cancel()
-        for task in self._tasks:
-            if task is not asyncio.current_task():
-                task.cancel()
-
-    def _wait_begins(self) -> None:
-        self._deadline = self._loop.time() + self._timeout
-        if self._timer is None:
-            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
-
-    def _check_deadline(self) -> None:
-        self._timer = None
-        if self._deadline is None:
-            return
-        if self._loop.time() < self._deadline:
-            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+        if error is None:
+            step.set_result(sent.result())
         else:
-            self._stop(stall_error("the server answered no step", self._timeout))
+            self._failed = [failed for failed in self._failed if not failed.asked] + [step]
+            step.set_exception(error)
