@@ -67,18 +67,22 @@ def as_array(name: str, value: Any) -> Array:
     torch: Any = sys.modules.get("torch")  # whoever has a tensor has imported it
     if not isinstance(value, getattr(torch, "Tensor", ())):
         return np.asarray(value)
-    if value.device.type != "cpu":
-        raise TypeError(f"{name} is on {value.device}; pass {name}.cpu()")
-    if value.layout != torch.strided:
-        raise TypeError(f"{name} has layout {value.layout}; pass {name}.to_dense()")
-    if value.requires_grad and torch.is_grad_enabled():
+    tensor: Any = value
+    if tensor.device.type != "cpu":
+        raise TypeError(f"{name} is on {tensor.device}; pass {name}.cpu()")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name} has layout {tensor.layout}; pass {name}.to_dense()")
+    if tensor.requires_grad and torch.is_grad_enabled():
         raise TypeError(
             f"{name} requires a gradient, which would be lost; pass {name}.detach(), or call under torch.no_grad()"
         )
-    if value.dtype == torch.bfloat16:  # numpy has no such type
-        bits: Array = value.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    if tensor.dtype == torch.bfloat16:  # numpy has no such type
+        bits: Array = tensor.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return bits
-    array: Array = value.detach().numpy()
+    try:
+        array: Array = tensor.detach().numpy()
+    except TypeError:
+        raise TypeError(f"{name} has dtype {tensor.dtype}, which numpy has not") from None
     return array
 
 
