@@ -251,6 +251,7 @@ def test_s09_a_lost_answer_is_asked_for_again(start_server: StartServer) -> None
             proxy.lose_answer_of(30_000)
             with pytest.raises(attnd.Unavailable):
                 await session.step(0, q[200:], k[200:], v[200:])
+            assert (await session.info()).length == 600  # and there is a connection again
             proxy.lose_answer_of(100)
             with pytest.raises(attnd.Unavailable):
                 await session.fork()

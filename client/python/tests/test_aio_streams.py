@@ -191,15 +191,20 @@ def test_cancelling_a_task_cancels_what_is_in_flight(start_server: StartServer) 
     asyncio.run(main())
 
 
-def test_a_loop_that_ends_takes_its_streams_along(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> attnd.aio.PendingStep:
+def test_a_loop_may_end_before_its_streams(start_server: StartServer, caplog: pytest.LogCaptureFixture) -> None:
+    server = start_server()
+
+    async def main() -> attnd.aio.Client:
         client = attnd.aio.Client(server.target)
         session = await client.create_session(TINY)
-        return await client.step_stream().submit(session, 0, ONES, ONES, ONES)
+        await client.step_stream().submit(session, 0, ONES, ONES, ONES)
+        return client
 
-    step = asyncio.run(main())
-    assert step.done()
-    del step
+    client = asyncio.run(main())
+    with attnd.Client(server.target) as plain:
+        while [info.length for info in plain.list_sessions()] != [1]:
+            time.sleep(0.01)
+    asyncio.run(client.close())
     gc.collect()
     assert not caplog.records
 

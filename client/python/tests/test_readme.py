@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ README = (ROOT / "client/python/README.md").read_text()
 ADDRESS = "127.0.0.1:50051"
 
 
-def test_every_block_runs(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_block_runs(start_server: Callable[..., Server], capsys: pytest.CaptureFixture[str]) -> None:
+    server = start_server()
     names: dict[str, Any] = {"model": tiny("Llama"), "inputs": left_padded((9, 4))}
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 5

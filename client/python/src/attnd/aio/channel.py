@@ -49,10 +49,7 @@ class Channel:
                 "or use attnd.Client in it"
             )
         with self._lock:
-            if self._loop is not None and not self._loop.is_closed():
-                raise RuntimeError(
-                    "this attnd.aio.Client is in use in another event loop; close it there, or make one for each loop"
-                )
+            self._check_free(loop)
             global _used
             _used = True
             self._channel = self.endpoint.open(grpc.aio)
@@ -62,11 +59,19 @@ class Channel:
 
     async def close(self) -> None:
         """Closes the connection; a later call opens another, in whatever loop."""
-        if self._channel is None:
-            return
-        self.stub()  # not from another loop
-        channel, self._channel, self._stub, self._loop = self._channel, None, None, None
-        await channel.close()
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            self._check_free(loop)
+            channel, mine = self._channel, self._loop is loop
+            self._loop = self._channel = self._stub = None
+        if mine:
+            await channel.close()
+
+    def _check_free(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not None and self._loop is not loop and not self._loop.is_closed():
+            raise RuntimeError(
+                "this attnd.aio.Client is in use in another event loop; close it there, or make one for each loop"
+            )
 
     def forget_parent(self) -> None:
         """In a forked child: the lock may be held by a thread that did not come along."""
