@@ -274,6 +274,12 @@ def test_cancelling_a_task_cancels_its_call(start_server: StartServer) -> None:
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
+                for transfer in (session.export(io.BytesIO()), client.import_session(io.BytesIO(b"x"))):
+                    task = asyncio.create_task(transfer)
+                    await asyncio.sleep(0.1)
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
             assert (await session.info()).length in (0, 1)
 
     asyncio.run(main())

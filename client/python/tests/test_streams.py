@@ -48,6 +48,8 @@ def test_s10_steps_in_flight_are_one_sequence(client: attnd.Client, session: att
             for layer in (0, 1)
         ]
         results = [step.result() for step in pending]
+        with pytest.raises(ValueError, match=r"steps .* have no start_position"):
+            stream.repeat(pending)
     assert [step.request_id for step in pending] == list(range(1, 81))
     assert [result.start_position for result in results] == [n for n in range(40) for _ in (0, 1)]
     for layer in (0, 1):
@@ -85,6 +87,8 @@ def test_a_steps_error_is_its_results_and_the_stream_goes_on(client: attnd.Clien
             bad.result()
         assert (caught.value.reason, caught.value.length) == ("BAD_POSITION", 2)
         assert [good.result().length, after.result().length] == [2, 4]
+        with pytest.raises(ValueError, match="step 1 was answered"):
+            stream.repeat([good])
         with pytest.raises(ValueError, match="q has head_dim 16 and k has 8"):
             stream.submit(session, 0, q, k[..., :8], v)
         with pytest.raises(ValueError, match="at least one segment"):

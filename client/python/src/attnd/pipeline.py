@@ -26,19 +26,17 @@ class PendingStep(Future[Result]):
 
     Attributes:
         request_id: counts the stream's steps from 1.
+        repeatable: every segment has its start_position: where its stream breaks, ``StepStream.repeat`` takes the step.
+        operation: what was sent, until it is answered.
     """
 
     def __init__(self, operation: Operation[Result]) -> None:
         super().__init__()
-        self.operation = operation
+        self.operation: Operation[Result] | None = operation
         self.request_id = 0
+        self.repeatable = operation.idempotent
         self.asked = False
         self.set_running_or_notify_cancel()
-
-    @property
-    def repeatable(self) -> bool:
-        """Every segment has its start_position: after a stream that broke, ``StepStream.repeat`` takes the step."""
-        return self.operation.idempotent
 
     def result(self, timeout: float | None = None) -> Result:
         self.asked = True
@@ -102,7 +100,8 @@ class Pipeline:
             if self._closing:
                 raise RuntimeError("a step was submitted to a StepStream that is closed")
             if self._ended is not None:
-                raise self._ended
+                error = self._ended
+                raise make_error(error.code, error.message, error.reason, error.metadata, error.retry_delay)
             if not self._unanswered:
                 self._watch.wait_begins()
             operation.request.request_id = step.request_id = self._next_id
@@ -169,10 +168,12 @@ class Pipeline:
             else:
                 self._watch.wait_ends()
             self._changed.notify_all()
+        operation, step.operation = step.operation, None  # its tensors may be large, and its future live long
         try:
             if response.status.code:
                 raise error_of_segment(response.status)
-            result = step.operation.result(response)
+            assert operation is not None
+            result = operation.result(response)
         except Exception as error:
             self._fail(step, error)
         else:
@@ -189,7 +190,7 @@ class Pipeline:
 
 def _unanswered(error: AttndError, step: PendingStep[Any]) -> AttndError:
     """``error`` for one step, saying what may be done with it."""
-    if step.operation.idempotent:
+    if step.repeatable:
         hint = "it has its start_position: another stream can repeat it"
     else:
         hint = "it has no start_position, so that whether it was done only its session's length tells"

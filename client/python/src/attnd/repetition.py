@@ -12,8 +12,9 @@ from .v1 import attnd_pb2 as pb
 class Pending(Protocol):
     """A step that was submitted to a stream of either client."""
 
-    operation: Operation[Any]
+    operation: Operation[Any] | None
     request_id: int
+    repeatable: bool
 
 
 def repeated(steps: Sequence[Pending]) -> list[Operation[Any]]:
@@ -23,18 +24,21 @@ def repeated(steps: Sequence[Pending]) -> list[Operation[Any]]:
     cuts it. What it cuts are tokens that the steps behind it bring again.
 
     Raises:
-        ValueError: a step without start_position; a step without K and V before one that appends to the same layer:
-            where not everything is causal it would now see those tokens.
+        ValueError: a step that was answered; one without start_position; one without K and V before one that appends
+            to the same layer: where not everything is causal it would now see those tokens.
     """
-    unsafe = [step.request_id for step in steps if not step.operation.idempotent]
+    unsafe = [step.request_id for step in steps if not step.repeatable]
     if unsafe:
         raise ValueError(f"steps {unsafe} have no start_position: whether they were done is not known")
     operations = []
     appended: set[tuple[int, str]] = set()
     attended: set[tuple[int, str]] = set()
     for step in steps:
+        operation = step.operation
+        if operation is None:
+            raise ValueError(f"step {step.request_id} was answered")
         request = pb.StepRequest()
-        request.CopyFrom(step.operation.request)
+        request.CopyFrom(operation.request)
         for segment in request.segments:
             place = (request.layer, segment.session_id)
             if not request.HasField("k"):
@@ -48,5 +52,5 @@ def repeated(steps: Sequence[Pending]) -> list[Operation[Any]]:
             if place not in appended:
                 segment.rewind = True
                 appended.add(place)
-        operations.append(Operation(step.operation.method, request, step.operation.result, idempotent=True))
+        operations.append(Operation(operation.method, request, operation.result, idempotent=True))
     return operations

@@ -79,6 +79,10 @@ class StepTensors:
         tensor = self.q or self.k
         return tensor.shape[0] if tensor else 0
 
+    @property
+    def num_q_heads(self) -> int | None:
+        return None if self.q is None else self.q.shape[1]
+
     def _check_agreement(self) -> None:
         if self.k is not None and self.v is not None and self.k.shape[1] != self.v.shape[1]:
             raise ValueError(f"k has {self.k.shape[1]} heads and v has {self.v.shape[1]}")
@@ -129,7 +133,8 @@ def step(
         if isinstance(segment.session_id, SessionHandle):
             segment.session_id.check_shapes(tensors.q, tensors.k, tensors.v)
     request = step_request(layer, segments, tensors, empty_rows=empty_rows, return_lse=return_lse, out_dtype=out_dtype)
-    return step_operation(request, lambda answer: step_results(request, answer, tensors))
+    heads = tensors.num_q_heads
+    return step_operation(request, lambda answer: step_results(request, answer, heads))
 
 
 def session_step(
@@ -151,7 +156,8 @@ def session_step(
     session.check_shapes(tensors.q, tensors.k, tensors.v)
     segment = Segment(session, tensors.num_tokens, start_position, rewind, mask)
     request = step_request(layer, [segment], tensors, empty_rows=empty_rows, return_lse=return_lse, out_dtype=out_dtype)
-    return step_operation(request, lambda answer: step_results(request, answer, tensors)[0])
+    heads = tensors.num_q_heads
+    return step_operation(request, lambda answer: step_results(request, answer, heads)[0])
 
 
 def step_operation(request: pb.StepRequest, result: Callable[[pb.StepResponse], Result]) -> Operation[Result]:
@@ -164,15 +170,14 @@ def segment_error(result: pb.SegmentResult) -> AttndError | None:
     return error_of_segment(result.status) if result.HasField("status") and result.status.code else None
 
 
-def step_results(request: pb.StepRequest, answer: pb.StepResponse, tensors: StepTensors) -> list[StepResult]:
-    """One result per segment, in the request's order."""
+def step_results(request: pb.StepRequest, answer: pb.StepResponse, num_q_heads: int | None) -> list[StepResult]:
+    """One result per segment, in the request's order. num_q_heads: None: the step had no Q."""
     tokens = sum(segment.num_tokens for segment in request.segments)
     out = lse = None
-    if tensors.q is not None:
-        heads = tensors.q.shape[1]
-        out = _rows(answer.out, tokens, heads)
+    if num_q_heads is not None:
+        out = _rows(answer.out, tokens, num_q_heads)
         if request.return_lse:
-            lse = _rows(answer.lse, tokens, heads)[..., 0]
+            lse = _rows(answer.lse, tokens, num_q_heads)[..., 0]
     results = []
     start = 0
     for segment, result in zip(request.segments, answer.segments, strict=True):

@@ -24,18 +24,16 @@ class PendingStep(asyncio.Future[Result]):
 
     Attributes:
         request_id: counts the stream's steps from 1.
+        repeatable: every segment has its start_position: where its stream breaks, ``StepStream.repeat`` takes the step.
+        operation: what was sent, until it is answered.
     """
 
     def __init__(self, operation: Operation[Result], request_id: int) -> None:
         super().__init__()
-        self.operation = operation
+        self.operation: Operation[Result] | None = operation
         self.request_id = request_id
+        self.repeatable = operation.idempotent
         self.asked = False
-
-    @property
-    def repeatable(self) -> bool:
-        """Every segment has its start_position: after a stream that broke, ``StepStream.repeat`` takes the step."""
-        return self.operation.idempotent
 
     def __await__(self) -> Generator[Any, None, Result]:
         self.asked = True
@@ -182,7 +180,8 @@ class StepStream:
 
     def _deliver(self, step: PendingStep[Result], sent: pipeline.PendingStep[Result]) -> None:
         self._room.release()
-        if sent not in self._pipeline.unanswered:
+        if sent.operation is None:  # answered
+            step.operation = None
             del self._steps[step.request_id]
         error = sent.exception()
         if step.done():  # its wait was cancelled
