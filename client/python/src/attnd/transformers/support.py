@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers.cache_utils import get_layer_types_and_kwargs
+from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 
 # Layers whose state is K and V of every token (windows are applied by the server), and layers that keep none: they
 # attend to another layer's K and V, or do not attend at all.
@@ -33,9 +33,5 @@ def check_supported(model: Any) -> None:
 
 
 def layer_windows(config: Any) -> list[int | None]:
-    """Each layer's window in tokens, None where it has none, as the configuration of a decoder has them."""
-    types, options = get_layer_types_and_kwargs(config)
-    return [
-        option.get("sliding_window") if kind == "sliding_attention" else None
-        for kind, option in zip(types, options, strict=True)
-    ]
+    """Each layer's window in tokens, None where it has none, as transformers' own cache reads them."""
+    return [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers]
