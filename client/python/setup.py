@@ -56,7 +56,7 @@ class Sdist(sdist):
 def dependencies() -> list[str]:
     """What the stubs will import: nothing older than the generator, which says what it needs itself."""
     protobuf = next(r for r in importlib.metadata.requires("grpcio-tools") or [] if r.startswith("protobuf"))
-    return ["numpy>=1.24", f"grpcio>={importlib.metadata.version('grpcio-tools')}", protobuf]
+    return ["numpy>=1.24", "ml_dtypes>=0.4", f"grpcio>={importlib.metadata.version('grpcio-tools')}", protobuf]
 
 
 setup(cmdclass={"build_py": BuildPy, "sdist": Sdist}, install_requires=dependencies())

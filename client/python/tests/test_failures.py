@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import reference
+from faults import stopped
 from lossy_proxy import LossyProxy
 from running_server import Server
 
@@ -22,27 +20,18 @@ StartServer = Callable[..., Server]
 ONES = np.ones((1, 1, 4), np.float32)
 
 
-def wait_until_stopped(pid: int) -> None:
-    """The signal is on its way for a while: until then a busy machine's server may still answer."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        while (task / "stat").read_text().rpartition(")")[2].split()[0] not in "Tt":
-            time.sleep(0.01)
-
-
 def test_a_silent_server_ends_in_a_deadline(start_server: StartServer) -> None:
     """Scenario P06."""
     server = start_server()
     with attnd.Client(server.target, timeout=1) as client:
         session = client.create_session(num_q_heads=1, head_dim=4)
         session.step(0, ONES, ONES, ONES)
-        server.process.send_signal(signal.SIGSTOP)
-        wait_until_stopped(server.process.pid)
-        start = time.monotonic()
-        with pytest.raises(attnd.DeadlineExceeded) as caught:
-            session.step(0, ONES, ONES, ONES)
-        assert 0.9 < time.monotonic() - start < 5
-        assert isinstance(caught.value, TimeoutError)
-        server.process.send_signal(signal.SIGCONT)
+        with stopped(server):
+            start = time.monotonic()
+            with pytest.raises(attnd.DeadlineExceeded) as caught:
+                session.step(0, ONES, ONES, ONES)
+            assert 0.9 < time.monotonic() - start < 5
+            assert isinstance(caught.value, TimeoutError)
         assert session.info(timeout=20).length in (1, 2)
 
 
@@ -113,35 +102,6 @@ def test_a_fork_whose_answer_is_lost_is_not_made_again(start_server: StartServer
         assert proxy.lost == 1
         assert len(list(client.list_sessions())) == 2
     proxy.close()
-
-
-def test_both_sides_of_a_fork(client: attnd.Client) -> None:
-    session = client.create_session(num_q_heads=1, head_dim=4)
-    assert session.step(0, ONES, ONES, ONES).length == 1
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            assert session.step(0, ONES, ONES, ONES, timeout=20).length == 2
-            assert client.server_info(timeout=20).version
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)  # nothing else of the tests belongs to this process
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            break
-        time.sleep(0.02)
-    else:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        pytest.fail("the child hung")
-    assert status == 0
-    assert session.step(0, ONES, ONES, ONES).length == 3
-    session.close()
 
 
 def test_a_closed_client_connects_again(client: attnd.Client) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from faults import stopped
 from running_server import Server
 
 import attnd
@@ -109,17 +108,9 @@ def test_a_server_that_stands_still_is_a_deadline(start_server: Callable[..., Se
         mean(session, 1, 2, 3)
         buffer = io.BytesIO()
         session.export(buffer)
-        server.process.send_signal(signal.SIGSTOP)
-        try:
-            # The signal is on its way for a while: until then a busy machine's server may still answer.
-            tasks = Path(f"/proc/{server.process.pid}/task").glob("*/stat")
-            for stat in list(tasks):
-                while stat.read_text().rpartition(") ")[2][0] not in "Tt":
-                    time.sleep(0.01)
+        with stopped(server):
             with pytest.raises(attnd.DeadlineExceeded):
                 session.export(io.BytesIO(), timeout=0.5)
             with pytest.raises(attnd.DeadlineExceeded):
                 client.import_session(io.BytesIO(buffer.getvalue()), timeout=0.5)
-        finally:
-            server.process.send_signal(signal.SIGCONT)
         assert mean(client.import_session(io.BytesIO(buffer.getvalue())), 6) == 3

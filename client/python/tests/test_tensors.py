@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
-from attnd.tensors import decode, encode, encode_mask
+from attnd.tensors import as_array, decode, encode, encode_mask
 from attnd.v1 import attnd_pb2 as pb
 
 VALUES = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
@@ -28,6 +33,13 @@ LAYOUTS = {
     "list": VALUES,
     "tuple of arrays": tuple(BASE),
     "unaligned": np.frombuffer(b"x" + BASE.tobytes(), np.uint8)[1:].view(np.float32).reshape(2, 3),
+    "torch": torch.tensor(VALUES),
+    "torch transposed": torch.tensor(BASE.T.copy()).T,
+    "torch sliced": torch.tensor(np.pad(BASE, 1))[1:-1, 1:-1],
+    "torch expanded": torch.tensor(BASE).expand(1, 2, 3)[0],
+    "torch float64": torch.tensor(VALUES, dtype=torch.float64),
+    "torch parameter, detached": torch.nn.Parameter(torch.tensor(VALUES)).detach(),
+    "list of torch rows": list(torch.tensor(VALUES)),
 }
 
 
@@ -37,14 +49,32 @@ def test_every_layout_is_the_same_floats(layout: str) -> None:
     assert (tensor.dtype, tensor.shape, tensor.data) == (pb.DTYPE_F32, (2, 3), F32_BYTES)
 
 
-@pytest.mark.parametrize("array", [BASE.astype(np.float16), BASE.astype(">f2"), np.asfortranarray(BASE, np.float16)])
-def test_float16_is_sent_as_it_is(array: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "array",
+    [
+        BASE.astype(np.float16),
+        BASE.astype(">f2"),
+        np.asfortranarray(BASE, np.float16),
+        torch.tensor(VALUES, dtype=torch.float16),
+        torch.tensor(BASE.T.copy(), dtype=torch.float16).T,
+    ],
+)
+def test_float16_is_sent_as_it_is(array: Any) -> None:
     tensor = encode("k", array)
     assert (tensor.dtype, tensor.data) == (pb.DTYPE_F16, BASE.astype("<f2").tobytes())
 
 
-@pytest.mark.parametrize("array", [BASE.astype(ml_dtypes.bfloat16), np.asfortranarray(BASE).astype(ml_dtypes.bfloat16)])
-def test_bfloat16_is_sent_as_it_is(array: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "array",
+    [
+        BASE.astype(ml_dtypes.bfloat16),
+        np.asfortranarray(BASE).astype(ml_dtypes.bfloat16),
+        torch.tensor(VALUES, dtype=torch.bfloat16),
+        torch.tensor(BASE.T.copy(), dtype=torch.bfloat16).T,
+        torch.tensor(np.pad(BASE, 1), dtype=torch.bfloat16)[1:-1, 1:-1],
+    ],
+)
+def test_bfloat16_is_sent_as_it_is(array: Any) -> None:
     tensor = encode("k", array)
     assert (tensor.dtype, tensor.data) == (
         pb.DTYPE_BF16,
@@ -65,11 +95,39 @@ def test_bfloat16_is_sent_as_it_is(array: np.ndarray) -> None:
         (BASE.astype(object), "object"),
         (BASE.astype(str), "<U"),
         (np.ma.masked_less(BASE, 2), "masked"),
+        (torch.tensor([1, 2, 3]), "int64"),
+        (torch.tensor(VALUES).to(torch.float8_e4m3fn), "torch.float8_e4m3fn"),
+        (torch.tensor(VALUES, device="meta"), r"meta; pass k\.cpu"),
+        (torch.tensor(VALUES).to_sparse(), r"sparse_coo; pass k\.to_dense"),
+        (torch.tensor(VALUES, requires_grad=True), r"gradient, which would be lost; pass k\.detach"),
     ],
 )
 def test_other_dtypes_are_refused_by_name(value: object, named: str) -> None:
     with pytest.raises(TypeError, match=f"^k .*{named}"):
         encode("k", value)
+
+
+def test_torch_memory_is_shared_and_a_gradient_is_only_refused_where_it_would_be_lost() -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        tensor = torch.tensor(VALUES, dtype=dtype)
+        as_array("k", tensor)[1, 2] = 9
+        assert tensor[1, 2] == 9
+    with torch.no_grad():
+        assert encode("k", torch.tensor(VALUES, requires_grad=True)).data == F32_BYTES
+    with torch.inference_mode():
+        assert encode("k", torch.tensor(VALUES)).data == F32_BYTES
+    assert encode_mask("mask", torch.tensor([[True, False]]), (1, 2)).bits == b"\1"
+    answer = decode(encode("out", torch.tensor(VALUES, dtype=torch.bfloat16)).message(), (2, 3))
+    assert torch.from_numpy(answer.view(np.int16)).view(torch.bfloat16).tolist() == VALUES
+
+
+def test_torch_is_not_imported_for_arrays() -> None:
+    program = """
+import sys, numpy as np, attnd, attnd.aio, attnd.tensors
+attnd.tensors.encode("q", np.ones(3, np.float32))
+sys.exit("torch" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
 def test_a_float64_beyond_float32_is_refused() -> None:

@@ -10,10 +10,9 @@
             k, v = np.random.randn(2, 5, 2, 64).astype(np.float32)
             out = session.step(0, q, k, v).out                     # [5, 8, 64]
 
-``attnd.transformers.RemoteCache`` puts a Hugging Face model's cache there.
+``attnd.aio`` is the same for asyncio. ``attnd.transformers.RemoteCache`` puts a Hugging Face model's cache there.
 """
 
-from .backward import AttendGradients
 from .client import Client
 from .config import SessionConfig
 from .errors import (
@@ -35,9 +34,11 @@ from .errors import (
     Unauthenticated,
     Unavailable,
 )
-from .results import AttendResult, ServerInfo, SessionInfo, StepResult
+from .pipeline import PendingStep
+from .results import AttendGradients, AttendResult, ServerInfo, SessionInfo, StepResult
 from .session import Session
 from .steps import Segment
+from .stream import StepStream
 
 __all__ = [
     "AttendGradients",
@@ -50,6 +51,7 @@ __all__ = [
     "DeadlineExceeded",
     "FailedPrecondition",
     "InvalidArgument",
+    "PendingStep",
     "PermissionDenied",
     "QueueFull",
     "ResourceExhausted",
@@ -61,6 +63,7 @@ __all__ = [
     "SessionLimit",
     "SessionLost",
     "StepResult",
+    "StepStream",
     "TokensFreed",
     "TooLong",
     "TooManyTokens",

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from .backward import AttendGradients, backward_request, backward_result
+from . import management, stateless, steps
 from .calls import call
 from .channel import Channel
-from .config import SessionConfig, softmax_options
-from .results import AttendResult, ServerInfo, SessionInfo, StepResult
+from .config import SessionConfig
+from .endpoint import Endpoint, TlsRoots
+from .operation import Operation, Result
+from .pipeline import Pipeline
+from .results import AttendGradients, AttendResult, ServerInfo, SessionInfo, StepResult
 from .session import Session
-from .steps import EMPTY_ROWS, Segment, StepTensors, is_replayable, session_id_of, step_request, step_results
-from .tensors import DTYPES, KV_DTYPES, choice, decode, encode, encode_mask
-from .transfer import FileOrPath, export_to, import_from
+from .steps import Segment
+from .stream import StepStream
+from .transfer import FileOrPath, Transfer
 from .v1 import attnd_pb2 as pb
 
 DEFAULT_TIMEOUT = 30.0
@@ -41,13 +41,13 @@ class Client:
         target: str,
         *,
         token: str | None = None,
-        tls_roots: str | os.PathLike[str] | bytes | bool | None = None,
+        tls_roots: TlsRoots = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         if timeout <= 0:
             raise ValueError(f"timeout is {timeout}; seconds > 0 are needed")
         self.timeout = timeout
-        self._channel = Channel(target, token, tls_roots)
+        self._channel = Channel(Endpoint(target, token, tls_roots))
 
     def __enter__(self) -> Client:
         return self
@@ -56,7 +56,7 @@ class Client:
         self.close()
 
     def __repr__(self) -> str:
-        return f"attnd.Client({self._channel.target!r})"
+        return f"attnd.Client({self._channel.endpoint.target!r})"
 
     def close(self) -> None:
         """Closes the connection. Open sessions stay on the server until their time to live ends."""
@@ -107,44 +107,25 @@ class Client:
             TypeError, ValueError: dtypes and shapes that cannot be sent.
             InvalidArgument: BAD_SHAPE, NOT_FINITE, EMPTY_ROW, SCORE_OVERFLOW.
         """
-        wire = {name: encode(name, value) for name, value in (("q", q), ("k", k), ("v", v))}
-        ranks = {name: len(tensor.shape) for name, tensor in wire.items()}
-        if set(ranks.values()) not in ({2}, {3}):
-            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in wire.items())
-            raise ValueError(f"q, k and v are all [rows, heads, dim] or all [rows, dim], not {shapes}")
-        one_head = ranks["q"] == 2
-        shape = {name: (t.shape[0], 1, t.shape[1]) if one_head else t.shape for name, t in wire.items()}
-        (queries, q_heads, head_dim), (keys, kv_heads, k_dim), (v_keys, v_heads, value_dim) = shape.values()
-        if k_dim != head_dim:
-            raise ValueError(f"q has head_dim {head_dim} and k has {k_dim}")
-        if (v_keys, v_heads) != (keys, kv_heads):
-            raise ValueError(f"k has {keys} rows of {kv_heads} heads, v has {v_keys} rows of {v_heads}")
-        request = pb.AttendRequest(
-            num_queries=queries,
-            num_keys=keys,
-            num_q_heads=q_heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            value_dim=value_dim,
-            **{name: tensor.message() for name, tensor in wire.items()},
-            softmax=softmax_options(
-                scale=scale, softcap=softcap, causal=causal, window=window, alibi_slopes=alibi_slopes, sinks=sinks
-            ),
+        operation = stateless.attend(
+            q,
+            k,
+            v,
+            causal=causal,
+            mask=mask,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
             query_offset=query_offset,
-            mask=None if mask is None else encode_mask("mask", mask, (queries, keys)),
-            empty_rows=choice("empty_rows", empty_rows, EMPTY_ROWS),
-            kv_dtype=choice("kv_dtype", kv_dtype, KV_DTYPES),
-            out_dtype=pb.DTYPE_UNSPECIFIED if out_dtype is None else choice("out_dtype", out_dtype, DTYPES),
+            empty_rows=empty_rows,
+            kv_dtype=kv_dtype,
+            out_dtype=out_dtype,
             return_lse=return_lse,
             return_weights=return_weights,
         )
-        answer: pb.AttendResponse = self._call("Attend", request, timeout, idempotent=True)
-        out_shape = (queries, value_dim) if one_head else (queries, q_heads, value_dim)
-        return AttendResult(
-            out=decode(answer.out, out_shape),
-            lse=decode(answer.lse, (queries, q_heads)) if return_lse else None,
-            weights=decode(answer.weights, (q_heads, queries, keys)) if return_weights else None,
-        )
+        return self.run(operation, timeout)
 
     def attend_backward(
         self,
@@ -179,7 +160,7 @@ class Client:
             TypeError, ValueError: dtypes and shapes that cannot be sent.
             InvalidArgument: BAD_SHAPE, NOT_FINITE, EMPTY_ROW; GRADIENT_OVERFLOW: beyond float32's range.
         """
-        request = backward_request(
+        operation = stateless.attend_backward(
             q,
             k,
             v,
@@ -194,8 +175,7 @@ class Client:
             query_offset=query_offset,
             empty_rows=empty_rows,
         )
-        answer: pb.AttendBackwardResponse = self._call("AttendBackward", request, timeout, idempotent=True)
-        return backward_result(request, answer, one_head=np.ndim(q) == 2)
+        return self.run(operation, timeout)
 
     # ---- sessions -------------------------------------------------------------------------------------------------
 
@@ -211,12 +191,7 @@ class Client:
             InvalidArgument: BAD_CONFIG: heads that do not divide, a dim outside 1..256, a window of 0.
             SessionLimit, CacheFull: no place for it.
         """
-        if config is None:
-            config = SessionConfig(**fields)
-        elif fields:
-            raise TypeError(f"a config and its fields ({', '.join(fields)}) were both given")
-        request = pb.CreateSessionRequest(config=config.message())
-        return Session(self, SessionInfo.of_message(self._call("CreateSession", request, timeout, idempotent=False)))
+        return Session(self, self.run(management.create_session(config, fields), timeout))
 
     def step(
         self,
@@ -244,29 +219,27 @@ class Client:
             A result per segment. With more than one segment a part's failure is its result's ``error``, and reading
             that result's ``out`` raises it; the other parts are done.
         """
-        if not segments:
-            raise ValueError("a step has at least one segment")
-        tensors = StepTensors.encode(q, k, v)
-        tokens = sum(segment.num_tokens for segment in segments)
-        if tensors.num_tokens != tokens:
-            raise ValueError(f"the segments have {tokens} tokens and the tensors {tensors.num_tokens}")
-        for segment in segments:
-            if isinstance(segment.session_id, Session):
-                segment.session_id.check_shapes(tensors)
-        request = step_request(
-            layer, segments, tensors, empty_rows=empty_rows, return_lse=return_lse, out_dtype=out_dtype
+        operation = steps.step(
+            layer, segments, q, k, v, empty_rows=empty_rows, return_lse=return_lse, out_dtype=out_dtype
         )
-        return step_results(request, self.send_step(request, timeout), tensors)
+        return self.run(operation, timeout)
 
     def send_step(self, request: pb.StepRequest, timeout: float | None = None) -> pb.StepResponse:
         """A step as messages of the wire, for callers with tensors of their own kind."""
-        answer: pb.StepResponse = self._call("Step", request, timeout, idempotent=is_replayable(request))
-        return answer
+        return self.run(steps.step_operation(request, lambda answer: answer), timeout)
 
-    def rewind(self, session_id: str, length: int, *, timeout: float | None = None) -> SessionInfo:
+    def step_stream(self, *, max_in_flight: int = 8, timeout: float | None = None) -> StepStream:
+        """A stream for steps that are sent before earlier ones are answered; see ``StepStream``.
+
+        Args:
+            max_in_flight: steps that are sent and not answered; submitting more waits. The server reads 64 at most.
+            timeout: seconds without any answer, while steps are in flight, after which the stream is given up.
+        """
+        return StepStream(Pipeline(self._channel, max_in_flight, self.timeout if timeout is None else timeout))
+
+    def rewind(self, session: Session | str, length: int, *, timeout: float | None = None) -> SessionInfo:
         """Cuts every layer that is longer to ``length`` tokens."""
-        request = pb.RewindSessionRequest(session_id=session_id, length=length)
-        return SessionInfo.of_message(self._call("RewindSession", request, timeout, idempotent=False))
+        return self.run(management.rewind(session, length), timeout)
 
     def fork(self, session: Session | str, length: int | None = None, *, timeout: float | None = None) -> Session:
         """A new session that begins with the first ``length`` tokens of each layer of another.
@@ -283,8 +256,7 @@ class Client:
             TokensFreed: the next token would see some that a layer's window has passed.
             SessionLost, SessionLimit.
         """
-        request = pb.ForkSessionRequest(session_id=session_id_of(session), length=length)
-        return Session(self, SessionInfo.of_message(self._call("ForkSession", request, timeout, idempotent=False)))
+        return Session(self, self.run(management.fork(session, length), timeout))
 
     def reorder(
         self, sessions: Sequence[Session | str], sources: Sequence[int], *, timeout: float | None = None
@@ -306,30 +278,26 @@ class Client:
             TooLong: beyond the taker's max_tokens.
             SessionLost: one of them; every session is as before, as after the other errors.
         """
-        request = pb.ReorderSessionsRequest(session_ids=map(session_id_of, sessions), sources=sources)
-        return list(self._call("ReorderSessions", request, timeout, idempotent=False).lengths)
+        return self.run(management.reorder(sessions, sources), timeout)
 
-    def get_session(self, session_id: str, *, timeout: float | None = None) -> SessionInfo:
-        request = pb.GetSessionRequest(session_id=session_id)
-        return SessionInfo.of_message(self._call("GetSession", request, timeout, idempotent=True))
+    def get_session(self, session: Session | str, *, timeout: float | None = None) -> SessionInfo:
+        """Its state, never its contents. Raises SessionLost."""
+        return self.run(management.get_session(session), timeout)
 
     def list_sessions(self, *, page_size: int = 100, timeout: float | None = None) -> Iterator[SessionInfo]:
         """All sessions in the order of their creation, a page of ``page_size`` (at most 1000) per call."""
         token = ""
         while True:
-            request = pb.ListSessionsRequest(page_size=page_size, page_token=token)
-            answer: pb.ListSessionsResponse = self._call("ListSessions", request, timeout, idempotent=True)
-            yield from map(SessionInfo.of_message, answer.sessions)
-            token = answer.next_page_token
+            infos, token = self.run(management.list_sessions(page_size, token), timeout)
+            yield from infos
             if not token:
                 return
 
-    def close_session(self, session_id: str, *, timeout: float | None = None) -> bool:
+    def close_session(self, session: Session | str, *, timeout: float | None = None) -> bool:
         """Frees a session; whether it was open. Raises SessionLost for an id that never existed."""
-        request = pb.CloseSessionRequest(session_id=session_id)
-        return bool(self._call("CloseSession", request, timeout, idempotent=True).was_open)
+        return self.run(management.close_session(session), timeout)
 
-    def export_session(self, session_id: str, target: FileOrPath, *, timeout: float | None = None) -> int:
+    def export_session(self, session: Session | str, target: FileOrPath, *, timeout: float | None = None) -> int:
         """Writes a session's state to a file, by its path or open for binary writing; returns the bytes written.
 
         A path has its new content only once it is complete. The session may be stepped meanwhile; the snapshot is of
@@ -339,7 +307,7 @@ class Client:
             SessionLost, Unavailable, DeadlineExceeded, and OSError where the file cannot be written.
         """
         timeout = self.timeout if timeout is None else timeout
-        return export_to(self._channel.stub().ExportSession, session_id, target, self._channel.metadata, timeout)
+        return Transfer(self._channel, timeout).export_to(session, target)
 
     def import_session(
         self, source: FileOrPath, *, expected: SessionConfig | None = None, timeout: float | None = None
@@ -356,20 +324,13 @@ class Client:
             SessionLimit, CacheFull, TooManyTokens: no place for it.
         """
         timeout = self.timeout if timeout is None else timeout
-        wanted = None if expected is None else expected.message()
-        answer = import_from(self._channel.stub().ImportSession, source, wanted, self._channel.metadata, timeout)
-        return Session(self, SessionInfo.of_message(answer))
+        return Session(self, Transfer(self._channel, timeout).import_from(source, expected))
 
     def server_info(self, config: SessionConfig | None = None, *, timeout: float | None = None) -> ServerInfo:
         """What the server is and how full; with a config, how many tokens of such a session fit."""
-        request = pb.GetServerInfoRequest(config=None if config is None else config.message())
-        return ServerInfo.of_message(self._call("GetServerInfo", request, timeout, idempotent=True))
+        return self.run(management.server_info(config), timeout)
 
-    def _call(self, name: str, request: Any, timeout: float | None, *, idempotent: bool) -> Any:
-        return call(
-            getattr(self._channel.stub(), name),
-            request,
-            timeout=self.timeout if timeout is None else timeout,
-            metadata=self._channel.metadata,
-            idempotent=idempotent,
-        )
+    def run(self, operation: Operation[Result], timeout: float | None = None) -> Result:
+        """An operation of this package's own making, with this client's deadline and repetitions."""
+        method = getattr(self._channel.stub(), operation.method)
+        return call(method, operation, self.timeout if timeout is None else timeout, self._channel.endpoint.metadata)

@@ -25,6 +25,23 @@ class AttendResult:
 
 
 @dataclass(frozen=True)
+class AttendGradients:
+    """Gradients of ``(d_out * out).sum()``, float32.
+
+    Attributes:
+        d_q: the shape of Q.
+        d_k: the shape of K.
+        d_v: the shape of V.
+        d_sinks: [num_q_heads], or None where there were no sinks.
+    """
+
+    d_q: Array
+    d_k: Array
+    d_v: Array
+    d_sinks: Array | None
+
+
+@dataclass(frozen=True)
 class StepResult:
     """One session's part of a step.
 

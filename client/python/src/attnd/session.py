@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from .config import SessionConfig
 from .errors import AttndError, SessionLost
+from .handle import SessionHandle
 from .results import SessionInfo, StepResult
-from .steps import Segment, StepTensors, step_request, step_results
+from .steps import session_step
 from .transfer import FileOrPath
 
 if TYPE_CHECKING:
     from .client import Client
 
 
-class Session:
+class Session(SessionHandle):
     """The cached state of one sequence: K and V of its tokens, per layer. A context manager that closes it.
 
     Attributes:
@@ -24,9 +24,8 @@ class Session:
     """
 
     def __init__(self, client: Client, info: SessionInfo) -> None:
+        super().__init__(info)
         self._client = client
-        self.session_id = info.session_id
-        self.config: SessionConfig = info.config
 
     def __enter__(self) -> Session:
         return self
@@ -35,9 +34,6 @@ class Session:
         # An exception that is under way is the one to report.
         with contextlib.suppress(AttndError) if kind is not None else contextlib.nullcontext():
             self.close()
-
-    def __repr__(self) -> str:
-        return f"attnd.Session({self.session_id!r})"
 
     def step(
         self,
@@ -69,23 +65,20 @@ class Session:
             TypeError, ValueError: dtypes and shapes that cannot be sent, or that are not the session's.
             SessionLost, BadPosition, TokensFreed, CacheFull, TooManyTokens, InvalidArgument: the session is as before.
         """
-        tensors = StepTensors.encode(q, k, v)
-        self.check_shapes(tensors)
-        request = step_request(
+        operation = session_step(
+            self,
             layer,
-            [Segment(self, tensors.num_tokens, start_position, rewind, mask)],
-            tensors,
-            empty_rows=empty_rows,
+            q,
+            k,
+            v,
+            start_position=start_position,
+            rewind=rewind,
+            mask=mask,
             return_lse=return_lse,
+            empty_rows=empty_rows,
             out_dtype=out_dtype,
         )
-        return step_results(request, self._client.send_step(request, timeout), tensors)[0]
-
-    def check_shapes(self, tensors: StepTensors) -> None:
-        """Raises ValueError when a tensor has not this session's heads and dims."""
-        config = self.config
-        kv_heads = config.num_q_heads if config.num_kv_heads is None else config.num_kv_heads
-        tensors.check_heads(config.num_q_heads, kv_heads, config.head_dim, config.value_dim or config.head_dim)
+        return self._client.run(operation, timeout)
 
     def rewind(self, length: int, *, timeout: float | None = None) -> SessionInfo:
         """Cuts every layer that is longer to ``length`` tokens.
@@ -94,20 +87,20 @@ class Session:
             InvalidArgument: BAD_POSITION: beyond the longest layer.
             TokensFreed: the next token would see some that a layer's window has passed.
         """
-        return self._client.rewind(self.session_id, length, timeout=timeout)
+        return self._client.rewind(self, length, timeout=timeout)
 
     def fork(self, length: int | None = None, *, timeout: float | None = None) -> Session:
         """A session of its own with the first ``length`` tokens of this one, or all; see ``Client.fork``."""
         return self._client.fork(self, length, timeout=timeout)
 
     def info(self, *, timeout: float | None = None) -> SessionInfo:
-        return self._client.get_session(self.session_id, timeout=timeout)
+        return self._client.get_session(self, timeout=timeout)
 
     def export(self, target: FileOrPath, *, timeout: float | None = None) -> int:
         """Writes its state to a file for ``Client.import_session``; see ``Client.export_session``."""
-        return self._client.export_session(self.session_id, target, timeout=timeout)
+        return self._client.export_session(self, target, timeout=timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
         """Frees the session. Closing it again, or after it expired or the server lost it, is no error."""
         with contextlib.suppress(SessionLost):
-            self._client.close_session(self.session_id, timeout=timeout)
+            self._client.close_session(self, timeout=timeout)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .errors import AttndError, error_of_segment
+from .handle import SessionHandle, session_id_of
+from .operation import Operation, Result
 from .results import StepResult
-from .tensors import DTYPES, WireTensor, choice, decode, encode, encode_mask
+from .tensors import DTYPES, EMPTY_ROWS, WireTensor, choice, decode, encode, encode_mask
 from .v1 import attnd_pb2 as pb
-
-EMPTY_ROWS = {"reject": pb.EMPTY_ROWS_REJECT, "zero": pb.EMPTY_ROWS_ZERO}
-
-
-def session_id_of(session: Any) -> str:
-    """Of a ``Session``, or the id itself."""
-    return str(getattr(session, "session_id", session))
 
 
 @dataclass(frozen=True)
@@ -84,19 +79,15 @@ class StepTensors:
         tensor = self.q or self.k
         return tensor.shape[0] if tensor else 0
 
+    @property
+    def num_q_heads(self) -> int | None:
+        return None if self.q is None else self.q.shape[1]
+
     def _check_agreement(self) -> None:
         if self.k is not None and self.v is not None and self.k.shape[1] != self.v.shape[1]:
             raise ValueError(f"k has {self.k.shape[1]} heads and v has {self.v.shape[1]}")
         if self.q is not None and self.k is not None and self.q.shape[2] != self.k.shape[2]:
             raise ValueError(f"q has head_dim {self.q.shape[2]} and k has {self.k.shape[2]}")
-
-    def check_heads(self, num_q_heads: int, num_kv_heads: int, head_dim: int, value_dim: int) -> None:
-        """Raises ValueError for another shape: [heads, tokens, dim], say, would have the right number of bytes."""
-        expected = {"q": (num_q_heads, head_dim), "k": (num_kv_heads, head_dim), "v": (num_kv_heads, value_dim)}
-        for name, (heads, dim) in expected.items():
-            tensor: WireTensor | None = getattr(self, name)
-            if tensor is not None and tensor.shape[1:] != (heads, dim):
-                raise ValueError(f"{name} has shape {list(tensor.shape)}; the session needs [tokens, {heads}, {dim}]")
 
 
 def step_request(
@@ -120,24 +111,73 @@ def step_request(
     )
 
 
-def is_replayable(request: pb.StepRequest) -> bool:
-    """Whether the step can be sent twice: the server sees from the positions that it was done already."""
-    return all(segment.HasField("start_position") for segment in request.segments)
+def step(
+    layer: int,
+    segments: Sequence[Segment],
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    empty_rows: str,
+    return_lse: bool,
+    out_dtype: str | None,
+) -> Operation[list[StepResult]]:
+    """A step of several sessions. Raises TypeError or ValueError for what cannot be sent."""
+    if not segments:
+        raise ValueError("a step has at least one segment")
+    tensors = StepTensors.encode(q, k, v)
+    tokens = sum(segment.num_tokens for segment in segments)
+    if tensors.num_tokens != tokens:
+        raise ValueError(f"the segments have {tokens} tokens and the tensors {tensors.num_tokens}")
+    for segment in segments:
+        if isinstance(segment.session_id, SessionHandle):
+            segment.session_id.check_shapes(tensors.q, tensors.k, tensors.v)
+    request = step_request(layer, segments, tensors, empty_rows=empty_rows, return_lse=return_lse, out_dtype=out_dtype)
+    heads = tensors.num_q_heads
+    return step_operation(request, lambda answer: step_results(request, answer, heads))
+
+
+def session_step(
+    session: SessionHandle,
+    layer: int,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    start_position: int | None,
+    rewind: bool,
+    mask: Any,
+    return_lse: bool,
+    empty_rows: str,
+    out_dtype: str | None,
+) -> Operation[StepResult]:
+    """A step of one session, whose tokens are counted by the tensors."""
+    tensors = StepTensors.encode(q, k, v)
+    session.check_shapes(tensors.q, tensors.k, tensors.v)
+    segment = Segment(session, tensors.num_tokens, start_position, rewind, mask)
+    request = step_request(layer, [segment], tensors, empty_rows=empty_rows, return_lse=return_lse, out_dtype=out_dtype)
+    heads = tensors.num_q_heads
+    return step_operation(request, lambda answer: step_results(request, answer, heads)[0])
+
+
+def step_operation(request: pb.StepRequest, result: Callable[[pb.StepResponse], Result]) -> Operation[Result]:
+    """Idempotent where every segment says its position: the server sees from it that the step was done already."""
+    replayable = all(segment.HasField("start_position") for segment in request.segments)
+    return Operation("Step", request, result, idempotent=replayable)
 
 
 def segment_error(result: pb.SegmentResult) -> AttndError | None:
     return error_of_segment(result.status) if result.HasField("status") and result.status.code else None
 
 
-def step_results(request: pb.StepRequest, answer: pb.StepResponse, tensors: StepTensors) -> list[StepResult]:
-    """One result per segment, in the request's order."""
+def step_results(request: pb.StepRequest, answer: pb.StepResponse, num_q_heads: int | None) -> list[StepResult]:
+    """One result per segment, in the request's order. num_q_heads: None: the step had no Q."""
     tokens = sum(segment.num_tokens for segment in request.segments)
     out = lse = None
-    if tensors.q is not None:
-        heads = tensors.q.shape[1]
-        out = _rows(answer.out, tokens, heads)
+    if num_q_heads is not None:
+        out = _rows(answer.out, tokens, num_q_heads)
         if request.return_lse:
-            lse = _rows(answer.lse, tokens, heads)[..., 0]
+            lse = _rows(answer.lse, tokens, num_q_heads)[..., 0]
     results = []
     start = 0
     for segment, result in zip(request.segments, answer.segments, strict=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +15,7 @@ Array = npt.NDArray[Any]
 
 DTYPES = {"f32": pb.DTYPE_F32, "bf16": pb.DTYPE_BF16, "f16": pb.DTYPE_F16}
 KV_DTYPES = {"f32": pb.KV_DTYPE_F32, "bf16": pb.KV_DTYPE_BF16, "f16": pb.KV_DTYPE_F16, "int8": pb.KV_DTYPE_INT8}
-ITEM_BYTES = {pb.DTYPE_F32: 4, pb.DTYPE_BF16: 2, pb.DTYPE_F16: 2}
+EMPTY_ROWS = {"reject": pb.EMPTY_ROWS_REJECT, "zero": pb.EMPTY_ROWS_ZERO}
 
 
 class WireTensor(NamedTuple):
@@ -28,16 +30,18 @@ class WireTensor(NamedTuple):
 
 
 def encode(name: str, value: Any) -> WireTensor:
-    """Any layout and byte order; float32, float16 and ml_dtypes' bfloat16 as they are, float64 rounded to float32.
+    """Any layout and byte order; float32, float16 and bfloat16 as they are, float64 rounded to float32.
+
+    Contiguous little-endian numbers are copied once, into the message.
 
     Raises:
-        TypeError: naming the dtype, for everything else (integers are not converted: they are rarely meant), and for
-            masked arrays, whose mask would be lost.
+        TypeError: naming the dtype, for everything else (integers are not converted: they are rarely meant); for
+            masked arrays, whose mask would be lost; and as ``as_array``.
         ValueError: a float64 beyond float32's range.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array; its mask would be lost. Fill it, and pass mask= where one is taken")
-    array = np.asarray(value)
+    array = as_array(name, value)
     if array.dtype.name == "bfloat16":
         # ml_dtypes' type has no byte order of its own; its bits have this machine's.
         bits = np.ascontiguousarray(array).view(np.uint16).astype("<u2", copy=False)
@@ -53,11 +57,38 @@ def encode(name: str, value: Any) -> WireTensor:
     return WireTensor(code, wire.tobytes(), array.shape)
 
 
+def as_array(name: str, value: Any) -> Array:
+    """A numpy array of whatever may stand for one; a torch tensor's memory is shared.
+
+    Raises:
+        TypeError: a torch tensor that is not on the CPU or not strided: moving it is the caller's to decide; or one
+            whose gradient is being recorded, because what comes back would not carry it.
+    """
+    torch: Any = sys.modules.get("torch")  # whoever has a tensor has imported it
+    if not isinstance(value, getattr(torch, "Tensor", ())):
+        return np.asarray(value)
+    tensor: Any = value
+    if tensor.device.type != "cpu":
+        raise TypeError(f"{name} is on {tensor.device}; pass {name}.cpu()")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name} has layout {tensor.layout}; pass {name}.to_dense()")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise TypeError(
+            f"{name} requires a gradient, which would be lost; pass {name}.detach(), or call under torch.no_grad()"
+        )
+    if tensor.dtype == torch.bfloat16:  # numpy has no such type
+        bits: Array = tensor.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return bits
+    try:
+        array: Array = tensor.detach().numpy()
+    except TypeError:
+        raise TypeError(f"{name} has dtype {tensor.dtype}, which numpy has not") from None
+    return array
+
+
 def decode(tensor: pb.Tensor, shape: tuple[int, ...]) -> Array:
     """The array of a tensor of the wire, in its dtype: writable, C order."""
     if tensor.dtype == pb.DTYPE_BF16:
-        import ml_dtypes
-
         bits = np.frombuffer(tensor.data, "<u2").astype(np.uint16)
         halves: Array = bits.view(ml_dtypes.bfloat16).reshape(shape)
         return halves
@@ -72,7 +103,7 @@ def encode_mask(name: str, value: Any, shape: tuple[int, int]) -> pb.BitMask:
         TypeError: not boolean: 0 and 1 could mean an additive mask, where 0 allows.
         ValueError: another shape.
     """
-    mask = np.asarray(value)
+    mask = as_array(name, value)
     if mask.dtype != np.bool_:
         raise TypeError(f"{name} has dtype {mask.dtype}; bool is needed, True where attention is allowed")
     if mask.shape != shape:

@@ -5,70 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import grpc
 
-from .errors import AttndError, DeadlineExceeded, error_of_call
+from .channel import Channel
+from .config import SessionConfig
+from .errors import AttndError
+from .handle import session_id_of
+from .results import SessionInfo
+from .stall import StallWatch
 from .v1 import attnd_pb2 as pb
 
 PIECE_BYTES = 1 << 20
+STALLED = "the server did not go on with the transfer"
 
 FileOrPath = str | os.PathLike[str] | IO[bytes]
-
-
-class StallWatch:
-    """Cancels a call that has not gone on for ``timeout`` seconds. How long it takes in all is a matter of its size."""
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._changed = threading.Condition()
-        self._deadline: float | None = None  # None: nothing is waited for
-        self._ended = False
-        self.stalled = False
-
-    @contextlib.contextmanager
-    def over(self, cancel: Callable[[], object]) -> Iterator[None]:
-        thread = threading.Thread(target=self._watch, args=(cancel,), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify()
-            thread.join()
-
-    def wait_begins(self) -> None:
-        self._set(time.monotonic() + self._timeout)
-
-    def wait_ends(self) -> None:
-        self._set(None)
-
-    def error(self, failure: grpc.RpcError) -> AttndError:
-        if not self.stalled:
-            return error_of_call(failure)
-        message = f"the server did not go on with the transfer for {self._timeout} s"
-        return DeadlineExceeded(message, code=grpc.StatusCode.DEADLINE_EXCEEDED)
-
-    def _set(self, deadline: float | None) -> None:
-        with self._changed:
-            self._deadline = deadline
-            self._changed.notify()
-
-    def _watch(self, cancel: Callable[[], object]) -> None:
-        with self._changed:
-            while not self._ended:
-                left = None if self._deadline is None else self._deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    self.stalled = True
-                    break
-                self._changed.wait(left)
-        if self.stalled:
-            cancel()
 
 
 @contextlib.contextmanager
@@ -94,65 +48,88 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
         os.close(folder)
 
 
-def export_to(method: Any, session_id: str, target: FileOrPath, metadata: Any, timeout: float) -> int:
-    """Returns the bytes written."""
-    if isinstance(target, str | os.PathLike):
-        with written_whole(Path(target)) as file:
-            return export_to(method, session_id, file, metadata, timeout)
-    watch = StallWatch(timeout)
-    call = method(pb.ExportSessionRequest(session_id=session_id), metadata=metadata)
-    total = received = 0
-    try:
-        with watch.over(call.cancel):
-            while True:
-                watch.wait_begins()
-                response = next(call, None)
-                watch.wait_ends()
-                if response is None:
-                    break
-                total = total or response.total_bytes
-                received += len(response.data)
-                target.write(response.data)
-    except grpc.RpcError as failure:
-        raise watch.error(failure) from None
-    finally:
-        call.cancel()
-    if received == 0 or received != total:
-        message = f"the snapshot ended after {received} of {total} bytes"
-        raise AttndError(message, code=grpc.StatusCode.DATA_LOSS)
-    return received
+class Transfer:
+    """One export or import. ``cancel`` may come from another thread, at any time."""
 
+    def __init__(self, channel: Channel, timeout: float) -> None:
+        self._channel = channel
+        self._watch = StallWatch(timeout, STALLED)
+        self._lock = threading.Lock()
+        self._call: Any = None
+        self._cancelled = False
 
-def import_from(method: Any, source: FileOrPath, expected: Any, metadata: Any, timeout: float) -> Any:
-    """Returns the message of the new session."""
-    if isinstance(source, str | os.PathLike):
-        with open(source, "rb") as file:
-            return import_from(method, file, expected, metadata, timeout)
-    watch = StallWatch(timeout)
-    broken: list[BaseException] = []
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            if self._call is not None:
+                self._call.cancel()
 
-    def messages() -> Iterator[pb.ImportSessionRequest]:
-        first = expected
+    def export_to(self, session: Any, target: FileOrPath) -> int:
+        """Returns the bytes written."""
+        if isinstance(target, str | os.PathLike):
+            with written_whole(Path(target)) as file:
+                return self.export_to(session, file)
+        request = pb.ExportSessionRequest(session_id=session_id_of(session))
+        call = self._started(self._channel.stub().ExportSession(request, metadata=self._channel.endpoint.metadata))
+        total = received = 0
         try:
-            while True:
-                watch.wait_ends()
-                data = source.read(PIECE_BYTES)
-                watch.wait_begins()
-                if not data and first is None:
-                    return
-                yield pb.ImportSessionRequest(data=data, expected=first)
-                first = None
-        except Exception as error:
-            broken.append(error)
-            raise
+            with self._watch.over(call.cancel):
+                while True:
+                    self._watch.wait_begins()
+                    response = next(call, None)
+                    self._watch.wait_ends()
+                    if response is None:
+                        break
+                    total = total or response.total_bytes
+                    received += len(response.data)
+                    target.write(response.data)
+        except grpc.RpcError as failure:
+            raise self._watch.error(failure) from None
+        finally:
+            call.cancel()
+        if received == 0 or received != total:
+            message = f"the snapshot ended after {received} of {total} bytes"
+            raise AttndError(message, code=grpc.StatusCode.DATA_LOSS)
+        return received
 
-    call = method.future(messages(), metadata=metadata)
-    try:
-        with watch.over(call.cancel):
-            return call.result()
-    except (grpc.RpcError, grpc.FutureCancelledError) as failure:
-        if broken:
-            raise broken[0] from None
-        raise watch.error(call if isinstance(failure, grpc.FutureCancelledError) else failure) from None
-    finally:
-        call.cancel()
+    def import_from(self, source: FileOrPath, expected: SessionConfig | None) -> SessionInfo:
+        """Returns the state of the new session."""
+        if isinstance(source, str | os.PathLike):
+            with open(source, "rb") as file:
+                return self.import_from(file, expected)
+        wanted = None if expected is None else expected.message()
+        broken: list[BaseException] = []
+
+        def messages() -> Iterator[pb.ImportSessionRequest]:
+            first = wanted
+            try:
+                while True:
+                    self._watch.wait_ends()
+                    data = source.read(PIECE_BYTES)
+                    self._watch.wait_begins()
+                    if not data and first is None:
+                        return
+                    yield pb.ImportSessionRequest(data=data, expected=first)
+                    first = None
+            except Exception as error:
+                broken.append(error)
+                raise
+
+        method = self._channel.stub().ImportSession
+        call = self._started(method.future(messages(), metadata=self._channel.endpoint.metadata))
+        try:
+            with self._watch.over(call.cancel):
+                return SessionInfo.of_message(call.result())
+        except (grpc.RpcError, grpc.FutureCancelledError) as failure:
+            if broken:
+                raise broken[0] from None
+            raise self._watch.error(call if isinstance(failure, grpc.FutureCancelledError) else failure) from None
+        finally:
+            call.cancel()
+
+    def _started(self, call: Any) -> Any:
+        with self._lock:
+            self._call = call
+            if self._cancelled:
+                call.cancel()
+        return call

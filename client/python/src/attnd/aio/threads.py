@@ -1,0 +1,28 @@
+"""The calls that send a stream of messages, in threads.
+
+grpc.aio loses the status of such a call: when the server ends it while a message is on its way, grpc.aio replaces the
+server's reason by an INTERNAL of its own (seen with grpcio 1.85: in 129 of 300 imports of a damaged snapshot). So these
+go over a connection of ``grpc``, whose threads hand their results to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..transfer import Transfer
+
+Value = TypeVar("Value")
+
+
+async def run_transfer(transfer: Transfer, work: Callable[[], Value]) -> Value:
+    """``work``, which is a method of ``transfer``, in a thread. A cancelled task cancels it."""
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        transfer.cancel()
+        await asyncio.wait([running])
+        running.exception()  # it is the cancellation
+        raise
