@@ -45,6 +45,6 @@ class SessionAttention:
         if len(query) != 1:
             raise ValueError(f"a session is one document's, and these are {len(query)}")
         # A session's rows are tokens, then heads.
-        rows = [tensor[0].transpose(0, 1).detach().numpy() for tensor in (query, key, value)]
-        out = self._session.step(layer, *rows, start_position=self._start).out
+        q, k, v = (tensor[0].transpose(0, 1).detach().numpy() for tensor in (query, key, value))
+        out = self._session.step(layer, q, k, v, start_position=self._start).out
         return torch.from_numpy(out).transpose(0, 1)[None]

@@ -48,7 +48,7 @@ def ask(
     model: Decoder, client: attnd.Client, tokenizer: Tokenizer, documents: Sequence[Document], most: int = 40
 ) -> Answers:
     """Greedy answers to the first ``most`` questions that fit the context."""
-    given = []
+    given: list[tuple[str, str, int, float]] = []
     for text, result in questions(documents):
         prompt = [tokenizer.boundary, *tokenizer.encode(text)]
         if len(prompt) + MOST_TOKENS > model.config.context or len(given) == most:
