@@ -31,6 +31,17 @@ struct ReferenceOutput {
 // A row with no allowed key gets zeros and lse = -inf (with a sink: the sink).
 ReferenceOutput ReferenceAttention(const ReferenceInput& input);
 
+// The gradients of sum(d_out * out) with respect to q, k, v and the sinks.
+struct ReferenceGradients {
+  std::vector<double> d_q;      // as q
+  std::vector<double> d_k;      // as k
+  std::vector<double> d_v;      // as v
+  std::vector<double> d_sinks;  // [num_q_heads]; zeros where there are no sinks
+};
+
+// d_out: [num_queries, num_q_heads, value_dim]. A row with no allowed key has no gradients.
+ReferenceGradients ReferenceBackward(const ReferenceInput& input, const std::vector<double>& d_out);
+
 }  // namespace attnd
 
 #endif  // ATTND_KERNELS_REFERENCE_H_

@@ -40,13 +40,14 @@ constexpr int kEvictions = static_cast<int>(std::size(kEvictionNames));
 constexpr const char* kSnapshotOpNames[] = {"export", "import", "spill", "restore", "drain"};
 constexpr int kSnapshotOps = static_cast<int>(std::size(kSnapshotOpNames));
 // Every reason of the wire contract. What is not among them is counted as "other": a series is never made at run time.
-constexpr const char* kErrorReasons[] = {"BAD_CONFIG",    "BAD_PAGE",          "BAD_POSITION",      "BAD_SESSION_ID",
-                                         "BAD_SHAPE",     "BAD_SNAPSHOT",      "CACHE_FULL",        "CLOSED",
-                                         "DRAINING",      "DUPLICATE_SESSION", "EMPTY_ROW",         "EVICTED",
-                                         "EXPIRED",       "MALFORMED",         "MESSAGE_TOO_LARGE", "NEVER_EXISTED",
-                                         "NOT_FINITE",    "QUEUE_FULL",        "SCORE_OVERFLOW",    "SESSION_LIMIT",
-                                         "SPILL_DAMAGED", "STREAM_LIMIT",      "TOKENS_FREED",      "TOKEN_MISSING",
-                                         "TOKEN_UNKNOWN", "TOO_LONG",          "TOO_MANY_TOKENS",   "other"};
+constexpr const char* kErrorReasons[] = {"BAD_CONFIG",    "BAD_PAGE",          "BAD_POSITION", "BAD_SESSION_ID",
+                                         "BAD_SHAPE",     "BAD_SNAPSHOT",      "CACHE_FULL",   "CLOSED",
+                                         "DRAINING",      "DUPLICATE_SESSION", "EMPTY_ROW",    "EVICTED",
+                                         "EXPIRED",       "GRADIENT_OVERFLOW", "MALFORMED",    "MESSAGE_TOO_LARGE",
+                                         "NEVER_EXISTED", "NOT_FINITE",        "QUEUE_FULL",   "SCORE_OVERFLOW",
+                                         "SESSION_LIMIT", "SPILL_DAMAGED",     "STREAM_LIMIT", "TOKENS_FREED",
+                                         "TOKEN_MISSING", "TOKEN_UNKNOWN",     "TOO_LONG",     "TOO_MANY_TOKENS",
+                                         "other"};
 
 const Histogram::BucketBoundaries& SecondsBuckets() {
   static const auto& buckets = *new Histogram::BucketBoundaries{

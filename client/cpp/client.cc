@@ -196,6 +196,16 @@ absl::StatusOr<AttendResult> Client::Attend(const AttendRequest& request, const 
   return internal::FromWire(std::move(response));
 }
 
+absl::StatusOr<AttendGradients> Client::AttendBackward(const AttendBackwardRequest& request,
+                                                       const CallOptions& call) const {
+  v1::AttendBackwardRequest wire;
+  v1::AttendBackwardResponse response;
+  internal::ToWire(request, &wire);
+  absl::Status status = transport_->Unary(&Stub::AttendBackward, wire, &response, call, RetrySafe::kYes);
+  if (!status.ok()) return status;
+  return internal::FromWire(std::move(response));
+}
+
 absl::StatusOr<StepResult> Client::Step(const StepRequest& request, const CallOptions& call) const {
   v1::StepRequest wire;
   v1::StepResponse response;

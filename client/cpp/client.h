@@ -121,6 +121,11 @@ class Client {
   // RESOURCE_EXHAUSTED with QUEUE_FULL.
   absl::StatusOr<AttendResult> Attend(const AttendRequest& request, const CallOptions& call = {}) const;
 
+  // Its gradients with respect to q, k, v and the sinks. INVALID_ARGUMENT with BAD_SHAPE, NOT_FINITE, EMPTY_ROW or
+  // GRADIENT_OVERFLOW · RESOURCE_EXHAUSTED with QUEUE_FULL.
+  absl::StatusOr<AttendGradients> AttendBackward(const AttendBackwardRequest& request,
+                                                 const CallOptions& call = {}) const;
+
   // One layer of one or more sessions. With one segment its error is the call's; with more, each SegmentResult has
   // its own. INVALID_ARGUMENT as Attend · NOT_FOUND: the session is lost (IsSessionLost) · FAILED_PRECONDITION with
   // BAD_POSITION and the layer's `length` · RESOURCE_EXHAUSTED with CACHE_FULL, QUEUE_FULL or TOO_MANY_TOKENS.

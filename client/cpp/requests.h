@@ -81,6 +81,31 @@ struct AttendResult {
   std::vector<float> weights;  // [num_q_heads, num_queries, num_keys], if asked for
 };
 
+// The gradients of sum(d_out * out) of such an attention, in float32.
+struct AttendBackwardRequest {
+  int64_t num_queries = 0;
+  int64_t num_keys = 0;
+  int num_q_heads = 1;
+  int num_kv_heads = 1;
+  int head_dim = 1;
+  int value_dim = 0;      // 0 means head_dim
+  TensorView q = {};      // [num_queries, num_q_heads, head_dim]
+  TensorView k = {};      // [num_keys, num_kv_heads, head_dim]
+  TensorView v = {};      // [num_keys, num_kv_heads, value_dim]
+  TensorView d_out = {};  // [num_queries, num_q_heads, value_dim]
+  SoftmaxOptions softmax = {};
+  std::optional<int64_t> query_offset = {};  // as in AttendRequest
+  BitMask mask = {};                         // [num_queries, num_keys]
+  EmptyRows empty_rows = EmptyRows::kReject;
+};
+
+struct AttendGradients {
+  std::vector<float> d_q;      // the shape of q
+  std::vector<float> d_k;      // the shape of k
+  std::vector<float> d_v;      // the shape of v
+  std::vector<float> d_sinks;  // [num_q_heads], with sinks
+};
+
 }  // namespace attnd::client
 
 #endif  // ATTND_CLIENT_CPP_REQUESTS_H_

@@ -25,6 +25,30 @@ absl::Status OverflowError(int64_t row, int head) {
                    {{"row", absl::StrCat(row)}, {"head", absl::StrCat(head)}});
 }
 
+// Of the first gradient that is not finite; OK: all are.
+absl::Status CheckGradients(const BackwardWork& work) {
+  struct Gradient {
+    absl::string_view name;
+    const float* data;
+    int64_t rows;
+    int heads, dim;
+  };
+  const int q_heads = work.heads.num_q_heads, kv_heads = work.heads.num_kv_heads;
+  for (const Gradient& g : {Gradient{"d_q", work.d_q, work.num_queries, q_heads, work.head_dim},
+                            Gradient{"d_k", work.d_k, work.num_keys, kv_heads, work.head_dim},
+                            Gradient{"d_v", work.d_v, work.num_keys, kv_heads, work.value_dim}}) {
+    const int64_t row_elements = int64_t{g.heads} * g.dim;
+    const int64_t bad = FindNonFinite(reinterpret_cast<const std::byte*>(g.data), DType::kF32, g.rows * row_elements);
+    if (bad < 0) continue;
+    const int64_t row = bad / row_elements, head = bad / g.dim % g.heads;
+    return MakeError(absl::StatusCode::kInvalidArgument, "GRADIENT_OVERFLOW",
+                     absl::StrCat(g.name, " row ", row, ", head ", head, ", element ", bad % g.dim,
+                                  ", or a sum on the way to it, is beyond the range of float"),
+                     {{"tensor", std::string(g.name)}, {"row", absl::StrCat(row)}, {"head", absl::StrCat(head)}});
+  }
+  return absl::OkStatus();
+}
+
 void WriteBlockRows(SegmentRun* run, int64_t begin, int64_t end, int head) {
   const BlockLayout& layout = *run->layout;
   const int64_t position = run->kv_start + begin;
@@ -64,8 +88,14 @@ double EstimateUsPerKey(const KvShape& shape, const HeadCounts& heads) {
   return 2.0 * (shape.head_dim + shape.value_dim) * heads.num_q_heads / kFlopsPerUs;
 }
 
+double EstimateUsPerKey(const SegmentRun& run) {
+  // Five products, of which two in f64, for the forward pass's two.
+  constexpr double kBackwardCost = 5;
+  return EstimateUsPerKey(run.layout->shape, run.heads) * (run.backward != nullptr ? kBackwardCost : 1);
+}
+
 BatchRunner::BatchRunner(int threads, std::function<absl::Status()> hook)
-    : pool_(threads), batch_(threads), hook_(std::move(hook)) {}
+    : pool_(threads), batch_(threads), backward_batch_(threads), hook_(std::move(hook)) {}
 
 void BatchRunner::Run(absl::Span<const ChunkWork> chunks) {
   batch_.Clear();
@@ -78,6 +108,7 @@ void BatchRunner::Run(absl::Span<const ChunkWork> chunks) {
     for (const ChunkWork& chunk : chunks) chunk.run->status.Update(status);
   }
   Attend(chunks);
+  Differentiate(chunks);
 }
 
 void BatchRunner::ForEach(int64_t tasks, double estimated_us, absl::FunctionRef<void(int64_t, int)> f) {
@@ -91,7 +122,7 @@ void BatchRunner::WriteRows(absl::Span<const ChunkWork> chunks) {
   for (const ChunkWork& chunk : chunks) {
     SegmentRun* const run = chunk.run;
     const int64_t end = run->RowsToWrite(chunk.end);
-    if (!run->status.ok()) continue;
+    if (!run->status.ok() || run->backward != nullptr) continue;
     for (int64_t row = run->written_rows; row < end;) {
       const int64_t next = std::min(end, row + kBlockTokens - (run->kv_start + row) % kBlockTokens);
       for (int h = 0; h < run->heads.num_kv_heads; h++) writes_.push_back({run, row, next, h});
@@ -111,7 +142,7 @@ void BatchRunner::Attend(absl::Span<const ChunkWork> chunks) {
   pieces_.clear();
   size_t num_blocks = 0;
   for (const ChunkWork& chunk : chunks) {
-    if (!chunk.run->status.ok() || chunk.run->q.data == nullptr) continue;
+    if (!chunk.run->status.ok() || chunk.run->q.data == nullptr || chunk.run->backward != nullptr) continue;
     works_.push_back(&chunk);
     num_blocks += chunk.run->Work(chunk.begin, chunk.end, nullptr).num_blocks * chunk.run->heads.num_kv_heads;
     if (chunk.run->weights != nullptr) pieces_.push_back({&chunk, {}});
@@ -151,6 +182,33 @@ void BatchRunner::Attend(absl::Span<const ChunkWork> chunks) {
     }
   }
   pieces_.clear();
+}
+
+void BatchRunner::Differentiate(absl::Span<const ChunkWork> chunks) {
+  backward_batch_.Clear();
+  double us = 0;
+  for (const ChunkWork& chunk : chunks) {
+    BackwardRun* const backward = chunk.run->backward;
+    if (backward == nullptr || !chunk.run->status.ok()) continue;
+    // Tiles of 64 rows, whatever the chunks are: one that a chunk cuts is computed with the chunk that ends it.
+    const int64_t tiles = BackwardTiles(backward->work, chunk.end);
+    backward_batch_.Add(backward->work, backward->tiles_done, tiles);
+    backward->tiles_done = tiles;
+    us += EstimateUsPerKey(*chunk.run) * static_cast<double>(chunk.end - chunk.begin) *
+          static_cast<double>(VisibleKeys(chunk.run->softmax, chunk.end - chunk.begin, chunk.run->num_keys));
+  }
+  estimated_us_ += us;
+  backward_batch_.Plan();
+  for (int phase = 0; phase < BackwardBatch::kPhases; phase++) {
+    ForEach(backward_batch_.num_tasks(phase), us,
+            [this, phase](int64_t task, int thread) { backward_batch_.Run(phase, static_cast<int>(task), thread); });
+  }
+  for (const ChunkWork& chunk : chunks) {
+    BackwardRun* const backward = chunk.run->backward;
+    if (backward == nullptr || !chunk.run->status.ok() || chunk.end < chunk.run->num_tokens) continue;
+    chunk.run->status = CheckGradients(backward->work);
+    if (backward->d_sinks != nullptr) SinkGradients(backward->work, backward->d_sinks);
+  }
 }
 
 }  // namespace attnd

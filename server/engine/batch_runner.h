@@ -1,4 +1,5 @@
-// Computes a batch: checks the callers' numbers, writes their keys and values into blocks, attends. Knows nothing of
+// Computes a batch: checks the callers' numbers, writes their keys and values into blocks, attends or
+// computes gradients. Knows nothing of
 // queues, the mutex or who waits for the answer: failures are left in the runs' statuses.
 //
 // One thread at a time may call Run.
@@ -14,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/attention.h"
+#include "kernels/backward.h"
 #include "server/engine/input_check.h"
 #include "server/engine/job.h"
 #include "server/engine/worker_pool.h"
@@ -28,6 +30,8 @@ double EstimateAttendUs(const KvShape& shape, const HeadCounts& heads, int64_t n
 
 // The part of it that a query row of every head takes for each key, where many rows share the reading of K and V.
 double EstimateUsPerKey(const KvShape& shape, const HeadCounts& heads);
+// Of the run's call.
+double EstimateUsPerKey(const SegmentRun& run);
 
 class BatchRunner {
  public:
@@ -53,10 +57,12 @@ class BatchRunner {
 
   void WriteRows(absl::Span<const ChunkWork> chunks);
   void Attend(absl::Span<const ChunkWork> chunks);
+  void Differentiate(absl::Span<const ChunkWork> chunks);
   void ForEach(int64_t tasks, double estimated_us, absl::FunctionRef<void(int64_t task, int thread)> f);
 
   WorkerPool pool_;
   AttentionBatch batch_;
+  BackwardBatch backward_batch_;
   InputCheck checks_;
   const std::function<absl::Status()> hook_;
   // Kept from batch to batch for their memory.

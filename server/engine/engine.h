@@ -114,8 +114,9 @@ struct StepTask {
   absl::AnyInvocable<void(StepOutcome)> done;
 };
 
-// Stateless attention over the caller's K and V. All shapes are already validated by the caller.
-struct AttendTask {
+// What the stateless calls have in common: attention of the caller's Q over the caller's K and V. All shapes are
+// already validated by the caller.
+struct StatelessTask {
   HeadCounts heads;
   KvShape shape;
   SoftmaxOptions softmax;
@@ -125,13 +126,25 @@ struct AttendTask {
   int64_t first_position = 0;
   bool zero_empty_rows = false;
   const std::byte *q = nullptr, *k = nullptr, *v = nullptr;
-  DType q_dtype = DType::kF32, k_dtype = DType::kF32, v_dtype = DType::kF32, out_dtype = DType::kF32;
-  std::byte* out = nullptr;
-  float* lse = nullptr;      // or null
-  float* weights = nullptr;  // or null
+  DType q_dtype = DType::kF32, k_dtype = DType::kF32, v_dtype = DType::kF32;
   absl::Time deadline = absl::InfiniteFuture();
   std::shared_ptr<CancelToken> cancel;
   absl::AnyInvocable<void(absl::Status, absl::Duration queue_time, absl::Duration compute_time)> done;
+};
+
+struct AttendTask : StatelessTask {
+  DType out_dtype = DType::kF32;
+  std::byte* out = nullptr;
+  float* lse = nullptr;      // or null
+  float* weights = nullptr;  // or null
+};
+
+// The gradients of sum(d_out * out): BackwardWork of kernels/backward.h. shape.dtype is F32.
+struct BackwardTask : StatelessTask {
+  const std::byte* d_out = nullptr;  // [num_queries, num_q_heads, value_dim]
+  DType d_out_dtype = DType::kF32;
+  float *d_q = nullptr, *d_k = nullptr, *d_v = nullptr;  // zeros
+  float* d_sinks = nullptr;                              // [num_q_heads], with sinks
 };
 
 // What happened, told as it happens: the engine knows no metrics library. Calls come from any of the
@@ -245,6 +258,7 @@ class Engine {
   virtual void CreateSession(SessionConfig config, SessionDone done) = 0;
   virtual void Submit(StepTask task) = 0;
   virtual void SubmitAttend(AttendTask task) = 0;
+  virtual void SubmitBackward(BackwardTask task) = 0;
   // These come behind the queued steps of the sessions that they name. After an error every session is as it was.
   //
   // INVALID_ARGUMENT (BAD_POSITION), FAILED_PRECONDITION (TOKENS_FREED).

@@ -37,23 +37,33 @@ void ZeroFailedRows(const Job& job) {
   }
 }
 
-// Memory for answers and for stateless calls' blocks, when the job's first chunk comes up.
-void PrepareBuffers(Job* job) {
-  if (job->kind == Job::Kind::kAttend && job->attend_blocks == nullptr) {
-    SegmentRun& run = job->runs[0];
-    const size_t bytes =
-        (run.num_keys + kBlockTokens - 1) / kBlockTokens * run.heads.num_kv_heads * run.layout->block_bytes;
-    if (bytes == 0) return;
-    constexpr size_t kAlign = 64;
-    job->attend_blocks.reset(static_cast<std::byte*>(std::aligned_alloc(kAlign, bytes)));
-    run.scratch = job->attend_blocks.get();
-    if (run.scratch == nullptr) {
-      run.status =
-          MakeError(absl::StatusCode::kResourceExhausted, "CACHE_FULL",
-                    absl::StrCat("no memory for ", bytes, " bytes of scratch blocks"), {}, absl::Milliseconds(500));
-    }
-    return;
+size_t StatelessScratchBytes(const Job& job) {
+  const SegmentRun& run = job.runs[0];
+  if (run.backward != nullptr) return run.num_tokens * run.heads.num_q_heads * sizeof(BackwardRow);
+  return (run.num_keys + kBlockTokens - 1) / kBlockTokens * run.heads.num_kv_heads * run.layout->block_bytes;
+}
+
+void PrepareScratch(Job* job) {
+  const size_t bytes = StatelessScratchBytes(*job);
+  if (bytes == 0) return;
+  constexpr size_t kAlign = 64;
+  job->scratch.reset(static_cast<std::byte*>(std::aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign)));
+  SegmentRun& run = job->runs[0];
+  if (run.backward != nullptr) {
+    run.backward->work.rows = reinterpret_cast<BackwardRow*>(job->scratch.get());
+  } else {
+    run.scratch = job->scratch.get();
   }
+  if (job->scratch == nullptr) {
+    run.status = MakeError(absl::StatusCode::kResourceExhausted, "CACHE_FULL",
+                           absl::StrCat("no memory for ", bytes, " bytes of scratch"), {}, absl::Milliseconds(500));
+  }
+}
+
+// Memory for answers and of stateless calls, when the job's first chunk comes up.
+void PrepareBuffers(Job* job) {
+  const bool stateless = job->kind == Job::Kind::kAttend || job->kind == Job::Kind::kBackward;
+  if (stateless && job->scratch == nullptr) return PrepareScratch(job);
   if (job->kind != Job::Kind::kStep || job->step.q_bytes == 0 || job->step.allocate == nullptr) return;
   const SegmentRun* shape = nullptr;  // all have the same heads and dims
   for (const SegmentRun& run : job->runs) {
@@ -87,7 +97,7 @@ Scheduler::Cost CostOf(const Job& job) {
     }
     const int64_t window = run.softmax.window;
     cost.history = std::max(cost.history, window > 0 ? std::min(window, keys) : keys);
-    cost.work_per_key = EstimateUsPerKey(run.layout->shape, run.heads);
+    cost.work_per_key = EstimateUsPerKey(run);
     // So many rows go through the ukernel, which is made for products.
     constexpr int kMinRows = 64;
     cost.min_tokens = std::max<int64_t>(1, kMinRows * run.heads.num_kv_heads / run.heads.num_q_heads);
@@ -322,6 +332,9 @@ void EngineImpl::CompleteJob(Job* job, absl::Status status, std::vector<SegmentO
     case Job::Kind::kAttend:
       status.Update(job->runs[0].status);
       return job->attend.done(std::move(status), queue_time, job->compute_time);
+    case Job::Kind::kBackward:
+      status.Update(job->runs[0].status);
+      return job->backward.done(std::move(status), queue_time, job->compute_time);
     case Job::Kind::kStep:
       break;
   }

@@ -54,6 +54,7 @@ class EngineImpl final : public Engine {
   void CreateSession(SessionConfig config, SessionDone done) override;
   void Submit(StepTask task) override;
   void SubmitAttend(AttendTask task) override;
+  void SubmitBackward(BackwardTask task) override;
   void RewindSession(std::string session_id, int64_t length, SessionDone done) override;
   void ForkSession(std::string session_id, std::optional<int64_t> length, SessionDone done) override;
   void ReorderSessions(std::vector<std::string> session_ids, std::vector<int> sources,
@@ -144,6 +145,9 @@ class EngineImpl final : public Engine {
   absl::Status CheckDelay(bool prefill) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status LetStepIn(Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Enqueue(std::unique_ptr<Job> job, int64_t scratch_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes the job if the call is to be computed. `what` is what the scratch memory is for.
+  absl::Status AdmitStateless(std::unique_ptr<Job>* job, const StatelessTask& task, int64_t scratch,
+                              absl::string_view what) ABSL_LOCKS_EXCLUDED(mutex_);
   // `here` is set when the caller has been given the compute thread's place: it must call ComputeHere with it.
   absl::Status AdmitStep(std::unique_ptr<Job>* job, std::optional<Afterwards>* here) ABSL_LOCKS_EXCLUDED(mutex_);
   bool CanChangeNow(const Session& session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -24,7 +24,7 @@ bool IsPrefill(const StepTask& step) {
                      [](const StepSegment& s) { return s.num_tokens > kDecodeTokens; });
 }
 
-SegmentRun MakeAttendRun(const AttendTask& task, const BlockLayout* layout) {
+SegmentRun MakeStatelessRun(const StatelessTask& task, const BlockLayout* layout) {
   SegmentRun run;
   run.num_tokens = task.num_queries;
   run.layout = layout;
@@ -39,11 +39,27 @@ SegmentRun MakeAttendRun(const AttendTask& task, const BlockLayout* layout) {
   }
   run.kv_rows = run.num_keys = task.num_keys;
   run.first_position = task.first_position;
-  run.out = task.out;
-  run.out_dtype = task.out_dtype;
-  run.lse = task.lse;
-  run.weights = task.weights;
   return run;
+}
+
+BackwardWork MakeBackwardWork(const BackwardTask& task) {
+  BackwardWork work;
+  work.heads = task.heads;
+  work.head_dim = task.shape.head_dim;
+  work.value_dim = task.shape.value_dim;
+  work.softmax = task.softmax;
+  work.mask = task.mask;
+  work.num_queries = task.num_queries;
+  work.num_keys = task.num_keys;
+  work.first_position = task.first_position;
+  work.q = {task.q, task.q_dtype};
+  work.k = {task.k, task.k_dtype};
+  work.v = {task.v, task.v_dtype};
+  work.d_out = {task.d_out, task.d_out_dtype};
+  work.d_q = task.d_q;
+  work.d_k = task.d_k;
+  work.d_v = task.d_v;
+  return work;
 }
 
 }  // namespace
@@ -146,36 +162,58 @@ void EngineImpl::Submit(StepTask task) {
   job->step.done(std::move(outcome));
 }
 
+absl::Status EngineImpl::AdmitStateless(std::unique_ptr<Job>* job, const StatelessTask& task, int64_t scratch,
+                                        absl::string_view what) {
+  if (scratch > options_.max_attend_bytes) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_TOKENS",
+                     absl::StrCat("the call needs ", scratch, " bytes of scratch memory for ", what, ", the limit is ",
+                                  options_.max_attend_bytes),
+                     {{"requested", absl::StrCat(scratch)}, {"limit", absl::StrCat(options_.max_attend_bytes)}});
+  }
+  (*job)->tokens = task.num_queries;
+  (*job)->deadline = task.deadline;
+  (*job)->cancel = task.cancel;
+  (*job)->prefill = task.num_queries > kDecodeTokens || task.num_keys > kDecodeKeys;
+  absl::MutexLock lock(&mutex_);
+  absl::Status status = CheckAccepting((*job)->tokens);
+  if (status.ok()) status = CheckDelay((*job)->prefill);
+  if (status.ok()) Enqueue(std::move(*job), scratch);
+  return status;
+}
+
 void EngineImpl::SubmitAttend(AttendTask task) {
-  absl::Status status;
-  const BlockLayout layout(task.shape);
+  auto job = std::make_unique<Job>();
+  job->kind = Job::Kind::kAttend;
+  const BlockLayout& layout = job->stateless_layout.emplace(task.shape);
+  SegmentRun& run = job->runs.emplace_back(MakeStatelessRun(task, &layout));
+  run.out = task.out;
+  run.out_dtype = task.out_dtype;
+  run.lse = task.lse;
+  run.weights = task.weights;
   const int64_t blocks = (task.num_keys + kBlockTokens - 1) / kBlockTokens * task.heads.num_kv_heads;
   const int64_t scratch = blocks * static_cast<int64_t>(layout.block_bytes);
-  if (scratch > options_.max_attend_bytes) {
-    status =
-        MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_TOKENS",
-                  absl::StrCat("the call needs ", scratch, " bytes of scratch memory for its keys and values, the ",
-                               "limit is ", options_.max_attend_bytes),
-                  {{"requested", absl::StrCat(scratch)}, {"limit", absl::StrCat(options_.max_attend_bytes)}});
-  } else {
-    auto job = std::make_unique<Job>();
-    job->kind = Job::Kind::kAttend;
-    job->tokens = task.num_queries;
-    job->deadline = task.deadline;
-    job->cancel = task.cancel;
-    job->attend_layout = layout;
-    job->runs.push_back(MakeAttendRun(task, &*job->attend_layout));
-    job->prefill = task.num_queries > kDecodeTokens || task.num_keys > kDecodeKeys;
-    absl::MutexLock lock(&mutex_);
-    status = CheckAccepting(job->tokens);
-    if (status.ok()) status = CheckDelay(job->prefill);
-    if (status.ok()) {
-      job->attend = std::move(task);
-      return Enqueue(std::move(job), scratch);
-    }
-  }
+  job->attend = std::move(task);
+  const absl::Status status = AdmitStateless(&job, job->attend, scratch, "its keys and values");
+  if (job == nullptr) return;
   Reject(status);
-  task.done(status, absl::ZeroDuration(), absl::ZeroDuration());
+  job->attend.done(status, absl::ZeroDuration(), absl::ZeroDuration());
+}
+
+void EngineImpl::SubmitBackward(BackwardTask task) {
+  auto job = std::make_unique<Job>();
+  job->kind = Job::Kind::kBackward;
+  const BlockLayout& layout = job->stateless_layout.emplace(task.shape);
+  SegmentRun& run = job->runs.emplace_back(MakeStatelessRun(task, &layout));
+  run.backward = &job->backward_run;
+  job->backward_run.work = MakeBackwardWork(task);
+  job->backward_run.d_out = {task.d_out, task.d_out_dtype, task.heads.num_q_heads, task.shape.value_dim};
+  job->backward_run.d_sinks = task.d_sinks;
+  const int64_t scratch = task.num_queries * task.heads.num_q_heads * static_cast<int64_t>(sizeof(BackwardRow));
+  job->backward = std::move(task);
+  const absl::Status status = AdmitStateless(&job, job->backward, scratch, "sums of its query rows");
+  if (job == nullptr) return;
+  Reject(status);
+  job->backward.done(status, absl::ZeroDuration(), absl::ZeroDuration());
 }
 
 }  // namespace attnd

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "kernels/append.h"
 #include "kernels/attention.h"
 #include "server/engine/errors.h"
@@ -40,14 +41,14 @@ int64_t FindBeyond(const std::byte* data, int64_t count, Bits beyond) {
   return -1;
 }
 
-absl::Status NotFiniteError(char tensor, const TensorView& view, int64_t element) {
+absl::Status NotFiniteError(absl::string_view tensor, const TensorView& view, int64_t element) {
   const int64_t row = element / (int64_t{view.heads} * view.dim);
   const int64_t head = element / view.dim % view.heads;
   const bool finite = FindNonFinite(view.data + element * DTypeBytes(view.dtype), view.dtype, 1) < 0;
   return MakeError(absl::StatusCode::kInvalidArgument, "NOT_FINITE",
-                   absl::StrCat(std::string(1, tensor), " row ", row, ", head ", head, ", element ", element % view.dim,
+                   absl::StrCat(tensor, " row ", row, ", head ", head, ", element ", element % view.dim,
                                 finite ? " is beyond the range of the session's element type" : " is not finite"),
-                   {{"tensor", std::string(1, tensor)},
+                   {{"tensor", std::string(tensor)},
                     {"row", absl::StrCat(row)},
                     {"head", absl::StrCat(head)},
                     {"element", absl::StrCat(element % view.dim)}});
@@ -68,7 +69,16 @@ int64_t FindUnstorable(const std::byte* data, DType dtype, int64_t count, KvDTyp
 }
 
 const TensorView& InputCheck::TensorOf(const Unit& unit) {
-  return unit.what == What::kQ ? unit.run->q : unit.what == What::kK ? unit.run->k : unit.run->v;
+  switch (unit.what) {
+    case What::kQ:
+      return unit.run->q;
+    case What::kK:
+      return unit.run->k;
+    case What::kDOut:
+      return unit.run->backward->d_out;
+    default:
+      return unit.run->v;
+  }
 }
 
 void InputCheck::Add(SegmentRun* run, What what, const TensorView& tensor, int64_t rows) {
@@ -101,6 +111,7 @@ void InputCheck::Run(absl::Span<const ChunkWork> chunks, ForEach for_each) {
     Add(run, What::kQ, run->q, run->num_tokens);
     Add(run, What::kK, run->k, run->kv_rows);
     Add(run, What::kV, run->v, run->kv_rows);
+    if (run->backward != nullptr) Add(run, What::kDOut, run->backward->d_out, run->num_tokens);
     if (run->q.data != nullptr && !run->zero_empty_rows) units_.push_back({run, What::kEmptyRow, 0, 0, -1});
   }
   int64_t bytes = 0;
@@ -108,7 +119,7 @@ void InputCheck::Run(absl::Span<const ChunkWork> chunks, ForEach for_each) {
   for_each(static_cast<int64_t>(units_.size()), bytes, [&](int64_t task, int) { Check(&units_[task]); });
   for (const Unit& unit : units_) {
     if (unit.bad < 0) continue;
-    constexpr char kNames[] = {'q', 'k', 'v'};
+    constexpr absl::string_view kNames[] = {"q", "k", "v", "d_out"};
     unit.run->status.Update(unit.what == What::kEmptyRow
                                 ? EmptyRowError(unit.bad)
                                 : NotFiniteError(kNames[static_cast<int>(unit.what)], TensorOf(unit), unit.bad));

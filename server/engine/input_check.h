@@ -29,7 +29,7 @@ class InputCheck {
   void Run(absl::Span<const ChunkWork> chunks, ForEach for_each);
 
  private:
-  enum class What : uint8_t { kQ, kK, kV, kEmptyRow };
+  enum class What : uint8_t { kQ, kK, kV, kDOut, kEmptyRow };
   // A piece of checking; `bad` is the first bad element of the tensor, or the first empty row.
   struct Unit {
     SegmentRun* run;

@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kernels/attention.h"
+#include "kernels/backward.h"
 #include "kernels/block_layout.h"
 #include "kernels/types.h"
 #include "server/cache/session_cache.h"
@@ -31,6 +32,14 @@ struct TensorView {
   int heads = 0, dim = 0;
   size_t row_bytes() const { return size_t(heads) * dim * DTypeBytes(dtype); }
   const std::byte* row(int64_t i) const { return data + i * row_bytes(); }
+};
+
+// What a backward call needs beside its run.
+struct BackwardRun {
+  BackwardWork work;
+  TensorView d_out;
+  float* d_sinks = nullptr;
+  int64_t tiles_done = 0;  // BackwardTiles
 };
 
 // What one sequence contributes to a job: a segment of a step, or a whole stateless call. The compute thread owns it
@@ -54,6 +63,7 @@ struct SegmentRun {
   DType out_dtype = DType::kF32;
   float* lse = nullptr;
   float* weights = nullptr;
+  BackwardRun* backward = nullptr;  // or null: attention. With it nothing is written to blocks, and nothing is attended
 
   // Set at the start, under the engine's mutex.
   int64_t first_position = 0;  // of query row 0
@@ -93,7 +103,7 @@ struct FreeDeleter {
 
 struct Job {
   // A move takes no time and no tokens: bookkeeping between the steps of its sessions, such as a fork.
-  enum class Kind { kStep, kAttend, kMove };
+  enum class Kind { kStep, kAttend, kBackward, kMove };
 
   uint64_t id = 0;
   Kind kind = Kind::kStep;
@@ -105,8 +115,10 @@ struct Job {
 
   StepTask step;
   AttendTask attend;
-  std::optional<BlockLayout> attend_layout;
-  std::unique_ptr<std::byte, FreeDeleter> attend_blocks;
+  BackwardTask backward;
+  BackwardRun backward_run;
+  std::optional<BlockLayout> stateless_layout;
+  std::unique_ptr<std::byte, FreeDeleter> scratch;  // of a stateless call: blocks, or BackwardWork::rows
   // Called with the engine's mutex held, when no earlier job of the sessions is left.
   absl::AnyInvocable<absl::Status(absl::Span<const std::shared_ptr<Session>>)> move;
   absl::AnyInvocable<void(absl::Status)> move_done;

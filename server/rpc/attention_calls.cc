@@ -41,6 +41,11 @@ void AllocateAnswer(const AnswerBytes& bytes, AttendTask* task, v1::AttendRespon
   }
 }
 
+// Zeros, which the engine adds to.
+float* AddGradient(int64_t floats, v1::Tensor* tensor) {
+  return reinterpret_cast<float*>(AddTensor(DType::kF32, floats * sizeof(float), tensor));
+}
+
 }  // namespace
 
 void AttendCall::Handle() {
@@ -54,6 +59,28 @@ void AttendCall::Handle() {
   task.cancel = cancel();
   task.done = [this](absl::Status result, absl::Duration, absl::Duration) { FinishWith(result); };
   engine().SubmitAttend(std::move(task));
+}
+
+void AttendBackwardCall::Handle() {
+  BackwardTask task;
+  absl::Status status = FillBackwardTask(request(), state().max_answer_bytes, &task);
+  if (!status.ok()) return FinishWith(status);
+  const int64_t q_rows = task.num_queries * task.heads.num_q_heads, k_rows = task.num_keys * task.heads.num_kv_heads;
+  const int64_t d_q = q_rows * task.shape.head_dim, d_k = k_rows * task.shape.head_dim;
+  const int64_t d_v = k_rows * task.shape.value_dim, d_sinks = request().softmax().sinks_size();
+  status = ReserveAnswer((d_q + d_k + d_v + d_sinks) * static_cast<int64_t>(sizeof(float)));
+  if (!status.ok()) return FinishWith(status);
+  task.d_q = AddGradient(d_q, response().mutable_d_q());
+  task.d_k = AddGradient(d_k, response().mutable_d_k());
+  task.d_v = AddGradient(d_v, response().mutable_d_v());
+  if (d_sinks > 0) {
+    response().mutable_d_sinks()->Resize(static_cast<int>(d_sinks), 0.0f);
+    task.d_sinks = response().mutable_d_sinks()->mutable_data();
+  }
+  task.deadline = deadline();
+  task.cancel = cancel();
+  task.done = [this](absl::Status result, absl::Duration, absl::Duration) { FinishWith(result); };
+  engine().SubmitBackward(std::move(task));
 }
 
 void StepCall::Handle() {

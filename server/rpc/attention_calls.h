@@ -1,4 +1,4 @@
-// Attend and Step. See unary_call.h for their life.
+// Attend, AttendBackward and Step. See unary_call.h for their life.
 #ifndef ATTND_SERVER_RPC_ATTENTION_CALLS_H_
 #define ATTND_SERVER_RPC_ATTENTION_CALLS_H_
 
@@ -11,6 +11,15 @@ class AttendCall final : public UnaryCall<v1::AttendRequest, v1::AttendResponse>
  public:
   AttendCall(ServiceState* state, grpc::CallbackServerContext* context)
       : UnaryCall(state, RpcMethod::kAttend, context) {}
+
+ private:
+  void Handle() override;
+};
+
+class AttendBackwardCall final : public UnaryCall<v1::AttendBackwardRequest, v1::AttendBackwardResponse> {
+ public:
+  AttendBackwardCall(ServiceState* state, grpc::CallbackServerContext* context)
+      : UnaryCall(state, RpcMethod::kAttendBackward, context) {}
 
  private:
   void Handle() override;

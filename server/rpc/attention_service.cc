@@ -21,12 +21,13 @@ namespace {
 constexpr int64_t kAnswerOverheadBytes = 64 << 10;
 
 using A = v1::Attention;
-using RawService = A::WithRawCallbackMethod_Attend<A::WithRawCallbackMethod_CreateSession<
-    A::WithRawCallbackMethod_Step<A::WithRawCallbackMethod_StepStream<A::WithRawCallbackMethod_RewindSession<
-        A::WithRawCallbackMethod_GetSession<A::WithRawCallbackMethod_ListSessions<A::WithRawCallbackMethod_CloseSession<
-            A::WithRawCallbackMethod_GetServerInfo<A::WithRawCallbackMethod_ForkSession<
-                A::WithRawCallbackMethod_ReorderSessions<A::WithRawCallbackMethod_ExportSession<
-                    A::WithRawCallbackMethod_ImportSession<A::Service>>>>>>>>>>>>>;
+using RawService = A::WithRawCallbackMethod_Attend<
+    A::WithRawCallbackMethod_AttendBackward<A::WithRawCallbackMethod_CreateSession<A::WithRawCallbackMethod_Step<
+        A::WithRawCallbackMethod_StepStream<A::WithRawCallbackMethod_RewindSession<A::WithRawCallbackMethod_GetSession<
+            A::WithRawCallbackMethod_ListSessions<A::WithRawCallbackMethod_CloseSession<
+                A::WithRawCallbackMethod_GetServerInfo<A::WithRawCallbackMethod_ForkSession<
+                    A::WithRawCallbackMethod_ReorderSessions<A::WithRawCallbackMethod_ExportSession<
+                        A::WithRawCallbackMethod_ImportSession<A::Service>>>>>>>>>>>>>>;
 
 class Service final : public RawService {
  public:
@@ -37,6 +38,9 @@ class Service final : public RawService {
 
   grpc::ServerUnaryReactor* Attend(Context* context, const Bytes* in, Bytes* out) override {
     return StartCall<AttendCall>(state_, context, in, out);
+  }
+  grpc::ServerUnaryReactor* AttendBackward(Context* context, const Bytes* in, Bytes* out) override {
+    return StartCall<AttendBackwardCall>(state_, context, in, out);
   }
   grpc::ServerUnaryReactor* CreateSession(Context* context, const Bytes* in, Bytes* out) override {
     return StartCall<CreateSessionCall>(state_, context, in, out);

@@ -11,6 +11,7 @@ namespace attnd {
 
 enum class RpcMethod {
   kAttend,
+  kAttendBackward,
   kCreateSession,
   kStep,
   kStepStream,
@@ -25,8 +26,9 @@ enum class RpcMethod {
   kGetServerInfo,
 };
 inline constexpr absl::string_view kRpcMethodNames[] = {
-    "Attend",        "CreateSession", "Step",       "StepStream",   "RewindSession", "ForkSession",  "ReorderSessions",
-    "ExportSession", "ImportSession", "GetSession", "ListSessions", "CloseSession",  "GetServerInfo"};
+    "Attend",        "AttendBackward", "CreateSession",   "Step",          "StepStream",
+    "RewindSession", "ForkSession",    "ReorderSessions", "ExportSession", "ImportSession",
+    "GetSession",    "ListSessions",   "CloseSession",    "GetServerInfo"};
 
 class RpcObserver {
  public:

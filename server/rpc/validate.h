@@ -28,6 +28,7 @@ inline constexpr size_t kMaxSessionIdBytes = 128;
 
 // `max_answer_bytes`: an answer that could not be sent is refused before it is computed.
 absl::Status FillAttendTask(const v1::AttendRequest& request, int64_t max_answer_bytes, AttendTask* task);
+absl::Status FillBackwardTask(const v1::AttendBackwardRequest& request, int64_t max_answer_bytes, BackwardTask* task);
 
 // Checks all that can be known without the sessions; heads and dims are checked by the engine.
 absl::Status FillStepTask(const v1::StepRequest& request, StepTask* task);

@@ -1,4 +1,4 @@
-// Attend: shapes, alignment of queries and keys, bounds of what is asked back.
+// Attend and AttendBackward: shapes, alignment of queries and keys, bounds of what is asked back.
 #include "absl/strings/str_cat.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/validate.h"
@@ -11,7 +11,9 @@ constexpr int64_t kMaxQueryOffset = int64_t{1} << 40;
 
 const std::byte* Bytes(const std::string& data) { return reinterpret_cast<const std::byte*>(data.data()); }
 
-absl::Status FillShapes(const v1::AttendRequest& request, AttendTask* task) {
+// `Request` is either call's: what they have in common has the same names.
+template <class Request>
+absl::Status FillShapes(const Request& request, StatelessTask* task) {
   if (request.num_queries() < 1 || request.num_keys() < 1) {
     return InvalidArgument(kBadShape, absl::StrCat("num_queries is ", request.num_queries(), " and num_keys is ",
                                                    request.num_keys(), ", but both must be >= 1"));
@@ -22,19 +24,17 @@ absl::Status FillShapes(const v1::AttendRequest& request, AttendTask* task) {
   task->heads.num_kv_heads = request.num_kv_heads() == 0 ? task->heads.num_q_heads : request.num_kv_heads();
   task->shape.head_dim = request.head_dim();
   task->shape.value_dim = request.value_dim() == 0 ? request.head_dim() : request.value_dim();
-  task->shape.dtype = FromProto(request.kv_dtype());
   absl::Status status = CheckHeads(kBadShape, task->heads.num_q_heads, task->heads.num_kv_heads);
   if (status.ok()) status = CheckDims(kBadShape, task->shape.head_dim, task->shape.value_dim);
-  if (status.ok()) status = CheckKvDType(kBadShape, request.kv_dtype());
   return status;
 }
 
-absl::Status FillTensors(const v1::AttendRequest& request, AttendTask* task) {
+template <class Request>
+absl::Status FillTensors(const Request& request, StatelessTask* task) {
   const int64_t q_heads = task->heads.num_q_heads, kv_heads = task->heads.num_kv_heads;
   absl::Status status = CheckTensor("q", request.q(), {task->num_queries, q_heads, task->shape.head_dim});
   if (status.ok()) status = CheckTensor("k", request.k(), {task->num_keys, kv_heads, task->shape.head_dim});
   if (status.ok()) status = CheckTensor("v", request.v(), {task->num_keys, kv_heads, task->shape.value_dim});
-  if (status.ok() && request.out_dtype() != v1::DTYPE_UNSPECIFIED) status = CheckDType("out", request.out_dtype());
   if (!status.ok()) return status;
   task->q = Bytes(request.q().data());
   task->k = Bytes(request.k().data());
@@ -42,12 +42,10 @@ absl::Status FillTensors(const v1::AttendRequest& request, AttendTask* task) {
   task->q_dtype = FromProto(request.q().dtype());
   task->k_dtype = FromProto(request.k().dtype());
   task->v_dtype = FromProto(request.v().dtype());
-  task->out_dtype = request.out_dtype() == v1::DTYPE_UNSPECIFIED ? task->q_dtype : FromProto(request.out_dtype());
   return absl::OkStatus();
 }
 
-absl::Status FillSoftmax(const v1::AttendRequest& request, AttendTask* task) {
-  const v1::SoftmaxOptions& softmax = request.softmax();
+absl::Status FillSoftmax(const v1::SoftmaxOptions& softmax, StatelessTask* task) {
   absl::Status status = CheckSoftmax(kBadShape, softmax, task->heads.num_q_heads);
   if (!status.ok()) return status;
   task->softmax.softmax_scale = SoftmaxScale(softmax, task->shape.head_dim);
@@ -61,7 +59,8 @@ absl::Status FillSoftmax(const v1::AttendRequest& request, AttendTask* task) {
 }
 
 // The server never guesses how unequal lengths align.
-absl::Status FillAlignment(const v1::AttendRequest& request, AttendTask* task) {
+template <class Request>
+absl::Status FillAlignment(const Request& request, StatelessTask* task) {
   const bool uses_positions = task->softmax.causal || task->softmax.window > 0 || task->softmax.alibi_slopes != nullptr;
   if (uses_positions && task->num_queries != task->num_keys && !request.has_query_offset()) {
     return InvalidArgument(kBadShape, absl::StrCat("causal, window and alibi_slopes with ", task->num_queries,
@@ -90,15 +89,13 @@ absl::Status CheckAnswer(const v1::AttendRequest& request, const AttendTask& tas
                           max_answer_bytes);
 }
 
-}  // namespace
-
-absl::Status FillAttendTask(const v1::AttendRequest& request, int64_t max_answer_bytes, AttendTask* task) {
+template <class Request>
+absl::Status FillStateless(const Request& request, StatelessTask* task) {
   absl::Status status = FillShapes(request, task);
   if (status.ok()) status = FillTensors(request, task);
-  if (status.ok()) status = FillSoftmax(request, task);
+  if (status.ok()) status = FillSoftmax(request.softmax(), task);
   if (status.ok()) status = FillAlignment(request, task);
   if (status.ok() && request.has_mask()) status = CheckMask(request.mask(), task->num_queries, task->num_keys);
-  if (status.ok()) status = CheckAnswer(request, *task, max_answer_bytes);
   if (!status.ok()) return status;
   if (request.has_mask()) {
     task->mask.bits = reinterpret_cast<const uint8_t*>(request.mask().bits().data());
@@ -106,6 +103,32 @@ absl::Status FillAttendTask(const v1::AttendRequest& request, int64_t max_answer
   }
   task->zero_empty_rows = request.empty_rows() == v1::EMPTY_ROWS_ZERO;
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status FillAttendTask(const v1::AttendRequest& request, int64_t max_answer_bytes, AttendTask* task) {
+  absl::Status status = FillStateless(request, task);
+  if (status.ok()) status = CheckKvDType(kBadShape, request.kv_dtype());
+  if (status.ok() && request.out_dtype() != v1::DTYPE_UNSPECIFIED) status = CheckDType("out", request.out_dtype());
+  if (!status.ok()) return status;
+  task->shape.dtype = FromProto(request.kv_dtype());
+  task->out_dtype = request.out_dtype() == v1::DTYPE_UNSPECIFIED ? task->q_dtype : FromProto(request.out_dtype());
+  return CheckAnswer(request, *task, max_answer_bytes);
+}
+
+absl::Status FillBackwardTask(const v1::AttendBackwardRequest& request, int64_t max_answer_bytes, BackwardTask* task) {
+  absl::Status status = FillStateless(request, task);
+  if (!status.ok()) return status;
+  const int64_t q_heads = task->heads.num_q_heads, kv_heads = task->heads.num_kv_heads;
+  status = CheckTensor("d_out", request.d_out(), {task->num_queries, q_heads, task->shape.value_dim});
+  if (!status.ok()) return status;
+  task->d_out = Bytes(request.d_out().data());
+  task->d_out_dtype = FromProto(request.d_out().dtype());
+  return CheckAnswerBytes({ByteProduct({task->num_queries, q_heads, task->shape.head_dim}, 4),
+                           ByteProduct({task->num_keys, kv_heads, task->shape.head_dim}, 4),
+                           ByteProduct({task->num_keys, kv_heads, task->shape.value_dim}, 4), 4 * q_heads},
+                          max_answer_bytes);
 }
 
 }  // namespace attnd

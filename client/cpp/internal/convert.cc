@@ -67,15 +67,34 @@ void Fill(absl::Duration duration, google::protobuf::Duration* wire) {
   wire->set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
 }
 
-// What both kinds of request have in common. An absent tensor stays unset.
+// What all kinds of request have in common. An absent tensor stays unset.
 template <class Request, class Wire>
 void FillTensors(const Request& request, Wire* wire) {
   if (!request.q.empty()) Fill(request.q, wire->mutable_q());
   if (!request.k.empty()) Fill(request.k, wire->mutable_k());
   if (!request.v.empty()) Fill(request.v, wire->mutable_v());
   wire->set_empty_rows(ToWire(request.empty_rows));
+}
+
+template <class Request, class Wire>
+void FillAnswer(const Request& request, Wire* wire) {
   wire->set_return_lse(request.return_lse);
   if (request.out_dtype) wire->set_out_dtype(ToWire(*request.out_dtype));
+}
+
+// What the stateless calls have in common.
+template <class Request, class Wire>
+void FillStateless(const Request& request, Wire* wire) {
+  wire->set_num_queries(request.num_queries);
+  wire->set_num_keys(request.num_keys);
+  wire->set_num_q_heads(request.num_q_heads);
+  wire->set_num_kv_heads(request.num_kv_heads);
+  wire->set_head_dim(request.head_dim);
+  wire->set_value_dim(request.value_dim);
+  Fill(request.softmax, wire->mutable_softmax());
+  if (request.query_offset) wire->set_query_offset(*request.query_offset);
+  if (!request.mask.empty()) Fill(request.mask, wire->mutable_mask());
+  FillTensors(request, wire);
 }
 
 // ---- from the wire
@@ -188,21 +207,19 @@ void ToWire(const StepRequest& request, v1::StepRequest* wire) {
     if (!segment.mask.empty()) Fill(segment.mask, out->mutable_mask());
   }
   FillTensors(request, wire);
+  FillAnswer(request, wire);
 }
 
 void ToWire(const AttendRequest& request, v1::AttendRequest* wire) {
-  wire->set_num_queries(request.num_queries);
-  wire->set_num_keys(request.num_keys);
-  wire->set_num_q_heads(request.num_q_heads);
-  wire->set_num_kv_heads(request.num_kv_heads);
-  wire->set_head_dim(request.head_dim);
-  wire->set_value_dim(request.value_dim);
-  Fill(request.softmax, wire->mutable_softmax());
-  if (request.query_offset) wire->set_query_offset(*request.query_offset);
-  if (!request.mask.empty()) Fill(request.mask, wire->mutable_mask());
+  FillStateless(request, wire);
+  FillAnswer(request, wire);
   wire->set_kv_dtype(ToWire(request.kv_dtype));
   wire->set_return_weights(request.return_weights);
-  FillTensors(request, wire);
+}
+
+void ToWire(const AttendBackwardRequest& request, v1::AttendBackwardRequest* wire) {
+  FillStateless(request, wire);
+  if (!request.d_out.empty()) Fill(request.d_out, wire->mutable_d_out());
 }
 
 absl::StatusOr<SessionInfo> FromWire(const v1::Session& wire) {
@@ -252,6 +269,19 @@ absl::StatusOr<AttendResult> FromWire(v1::AttendResponse&& wire) {
   result.out = *std::move(out);
   result.lse = *std::move(lse);
   result.weights = *std::move(weights);
+  return result;
+}
+
+absl::StatusOr<AttendGradients> FromWire(v1::AttendBackwardResponse&& wire) {
+  AttendGradients result;
+  for (const auto& [tensor, to] : {std::pair{wire.mutable_d_q(), &result.d_q},
+                                   {wire.mutable_d_k(), &result.d_k},
+                                   {wire.mutable_d_v(), &result.d_v}}) {
+    absl::StatusOr<std::vector<float>> floats = TakeFloats(tensor);
+    if (!floats.ok()) return floats.status();
+    *to = *std::move(floats);
+  }
+  result.d_sinks.assign(wire.d_sinks().begin(), wire.d_sinks().end());
   return result;
 }
 

@@ -13,6 +13,7 @@
 ``attnd.transformers.RemoteCache`` puts a Hugging Face model's cache there.
 """
 
+from .backward import AttendGradients
 from .client import Client
 from .config import SessionConfig
 from .errors import (
@@ -39,6 +40,7 @@ from .session import Session
 from .steps import Segment
 
 __all__ = [
+    "AttendGradients",
     "AttendResult",
     "AttndError",
     "BadPosition",

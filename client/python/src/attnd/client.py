@@ -6,6 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
+from .backward import AttendGradients, backward_request, backward_result
 from .calls import call
 from .channel import Channel
 from .config import SessionConfig, softmax_options
@@ -142,6 +145,57 @@ class Client:
             lse=decode(answer.lse, (queries, q_heads)) if return_lse else None,
             weights=decode(answer.weights, (q_heads, queries, keys)) if return_weights else None,
         )
+
+    def attend_backward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        d_out: Any,
+        *,
+        causal: bool = False,
+        mask: Any = None,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Sequence[float] | None = None,
+        alibi_slopes: Sequence[float] | None = None,
+        query_offset: int | None = None,
+        empty_rows: str = "reject",
+        timeout: float | None = None,
+    ) -> AttendGradients:
+        """The gradients of ``(d_out * attend(q, k, v, ...).out).sum()`` with respect to Q, K, V and the sinks.
+
+        Nothing of a forward call is needed. The relative error of each gradient as a whole is at most 1e-5 against
+        float64 on the numbers as sent.
+
+        Args:
+            q, k, v: as in ``attend``.
+            d_out: [num_queries, num_q_heads, value_dim], the gradient of the output.
+
+        The options are those of ``attend``.
+
+        Raises:
+            TypeError, ValueError: dtypes and shapes that cannot be sent.
+            InvalidArgument: BAD_SHAPE, NOT_FINITE, EMPTY_ROW; GRADIENT_OVERFLOW: beyond float32's range.
+        """
+        request = backward_request(
+            q,
+            k,
+            v,
+            d_out,
+            causal=causal,
+            mask=mask,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+            query_offset=query_offset,
+            empty_rows=empty_rows,
+        )
+        answer: pb.AttendBackwardResponse = self._call("AttendBackward", request, timeout, idempotent=True)
+        return backward_result(request, answer, one_head=np.ndim(q) == 2)
 
     # ---- sessions -------------------------------------------------------------------------------------------------
 
