@@ -83,7 +83,7 @@ def test_trained_decoders_agree_with_torch_and_with_their_sessions(results: list
         assert result.agreement.logits <= 1e-5 * result.agreement.largest_logit
         assert result.agreement.gradient <= 1e-4 * result.agreement.largest_gradient
         assert result.incremental <= 1e-4
-        assert result.answers.asked == 40
+        assert {answer.question.kind for answer in result.answers} == {"sums", "story"}
 
 
 def test_the_command_fails_when_a_result_is_not_as_it_should_be(material: Material, results: list[Result]) -> None:

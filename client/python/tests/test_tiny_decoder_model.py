@@ -8,13 +8,14 @@ from collections import Counter
 
 import pytest
 import torch
-from tiny_decoder import baselines, batches, controls, evaluate, sums
+from tiny_decoder import baselines, batches, controls, evaluate, questions
 from tiny_decoder.attention import LocalAttention, RemoteAttention
 from tiny_decoder.data import Document
 from tiny_decoder.generate import Reader, generate, incremental_difference
 from tiny_decoder.model import Config, Decoder
+from tiny_decoder.tokenizer import Tokenizer
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import attnd
 
@@ -193,8 +194,38 @@ def test_a_reader_refuses_what_does_not_fit(model: Decoder, client: attnd.Client
 
 
 def test_questions_are_worked_out() -> None:
-    documents = [Document(0, "sums", "12 plus 9 is 21. 21 minus 4 is 16.", 0.0), Document(1, "story", "No sum.", 0.0)]
-    assert list(sums.questions(documents)) == [("12 plus 9 is 21. 21 minus 4 is", 17)]
+    documents = [
+        Document(0, "sums", "12 plus 9 is 21. 21 minus 4 is 16.", 0.0),
+        Document(1, "story", "Ada and Bo live in a town. Bo has a red hat. Now Ada has the red hat.", 0.0),
+        Document(2, "story", "Bo has a red hat. Bo gives the red hat to Ada. Now Cy has the red hat.", 0.0),
+        Document(3, "letter", "Dear Ada, no question.", 0.0),
+    ]
+    assert [(one.kind, one.text.split(". ")[-1], one.truth, one.end) for one in questions.questions(documents)] == [
+        ("sums", "21 minus 4 is", "17", "."),
+        ("story", "Now", "Bo", " has"),
+        ("story", "Now", "Ada", " has"),
+    ]
+
+
+def test_an_answer_ends_where_the_text_goes_on(client: attnd.Client) -> None:
+    """A decoder that has learned one document by heart gives its answer, and hardly any doubt."""
+    text = "12 plus 9 is 21. 21 minus 4 is 17."
+    tokenizer = Tokenizer([text], 257)
+    torch.manual_seed(0)
+    model = Decoder(Config(vocabulary=tokenizer.size, context=48, layers=1, width=32, heads=2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    inputs, targets = batches.batch(batches.rows([tokenizer.document(text)], 48))
+    for _ in range(60):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs, LocalAttention()).flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+    (known,) = questions.ask(model, client, tokenizer, [Document(0, "sums", text, 0.0)])
+    assert (known.text, known.right) == ("17", True)
+    assert known.probability > 0.5
+    (wrong,) = questions.ask(model, client, tokenizer, [Document(0, "sums", text.replace("4", "5"), 0.0)])
+    assert wrong.question.truth == "16"
+    assert not wrong.right
+    assert questions.ask(model, client, tokenizer, [Document(0, "sums", "1 plus 1 is 2. " * 5, 0.0)]) == []
 
 
 def test_a_config_needs_heads_that_divide() -> None:

@@ -15,8 +15,8 @@ from .data import corpus
 from .evaluate import Losses, Score
 from .generate import generate, incremental_difference
 from .model import Config, Decoder
+from .questions import Answer, ask
 from .split import Known, Split, split
-from .sums import Answers, ask
 from .tokenizer import Tokenizer, Unseen, unseen
 from .train import History, Schedule, train
 
@@ -91,7 +91,7 @@ class Result:
     future: FutureControl
     agreement: Agreement
     incremental: float
-    answers: Answers
+    answers: list[Answer]
     sample: str
 
 

@@ -49,7 +49,7 @@ class Reader:
 class Generated:
     """Attributes:
     tokens: the new ones, without the boundary.
-    probabilities: the model's, of each of them.
+    probabilities: the model's, of each of them, and then of the boundary if that came.
     ended: whether the boundary came, or else there was no more room.
     """
 
@@ -82,10 +82,10 @@ def generate(
                 token = int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
             else:
                 token = int(logits.argmax())
+            probabilities.append(float(logits.softmax(-1)[token]))
             if token == Tokenizer.boundary:
                 return Generated(tokens, probabilities, True)
             tokens.append(token)
-            probabilities.append(float(logits.softmax(-1)[token]))
             logits = reader.read([token])[-1]
     return Generated(tokens, probabilities, False)
 

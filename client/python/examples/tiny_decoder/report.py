@@ -52,7 +52,7 @@ def as_page(options: Options, material: Material, results: Sequence[Result], att
         loss_part(material, results),
         kinds_part(material, results),
         control_part(results),
-        sums_part(results),
+        answers_part(results),
         samples_part(results),
     )
     return "\n".join(line for section in sections for line in section).rstrip() + "\n"
@@ -159,7 +159,13 @@ def control_part(results: Sequence[Result]) -> list[str]:
     ):
         difference, of = largest(agreements, field), largest(agreements, size)
         body.append([f"{what} with attnd's and torch's attention differ by", f"{difference}, the largest being {of}"])
-    return ["## Controls", "", *table(["control", "result (the largest of all seeds)"], body)]
+    return [
+        "## Controls",
+        "",
+        *table(["control", "result"], body),
+        "Changes and differences are the largest of all seeds and values.",
+        "",
+    ]
 
 
 def largest(found: Sequence[object], name: str) -> str:
@@ -167,19 +173,34 @@ def largest(found: Sequence[object], name: str) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-def sums_part(results: Sequence[Result]) -> list[str]:
-    body = [
-        [one.seed, one.answers.asked, one.answers.right, one.answers.sure, f"{one.answers.mean_wrong:.2f}"]
-        for one in results
-    ]
-    shown = max(results, key=lambda one: one.answers.mean_wrong).answers.examples
+def answers_part(results: Sequence[Result]) -> list[str]:
+    """Per kind the right ones, and the wrong ones that the decoders were surest of."""
+    everything = [answer for result in results for answer in result.answers]
+    body, shown = [], []
+    for kind in sorted({answer.question.kind for answer in everything}):
+        of_kind = [answer for answer in everything if answer.question.kind == kind]
+        wrong = sorted((one for one in of_kind if not one.right), key=lambda one: -one.probability)
+        right = [one.probability for one in of_kind if one.right]
+        body.append(
+            [
+                kind,
+                len(of_kind),
+                len(right),
+                sum(one.probability > 0.5 for one in wrong),
+                f"{mean(right):.2f}" if right else "",
+                f"{mean(one.probability for one in wrong):.2f}" if wrong else "",
+            ]
+        )
+        shown += wrong[:3]
+    head = ["kind", "asked", "right", "wrong with p > 0.5", "mean p of a right answer", "of a wrong one"]
     return [
-        "## Probable and true are two things: the last result of held-out sums",
+        "## Probable and true: greedy answers, where the truth follows from the document (all seeds)",
         "",
-        *table(["seed", "asked", "right", "wrong with p > 0.5", "mean p of a wrong answer"], body),
+        *table(head, body),
         *(
-            f"- `{text.split('. ')[-1]}` **{answer or '(nothing)'}** with p = {probability:.2f}; true is {result}."
-            for text, answer, result, probability in shown
+            f"- {one.question.text.replace(chr(10), ' ')} **{one.text or '(nothing)'}** (p = {one.probability:.2f}; "
+            f"true: {one.question.truth})"
+            for one in shown
         ),
         "",
     ]
