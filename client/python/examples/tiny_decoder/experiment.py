@@ -31,8 +31,8 @@ class Options:
 
     documents: int = 4000
     vocabulary: int = 512
-    corpus_seed: int = 1
-    split_seed: int = 2
+    corpus_seed: int = 2026
+    split_seed: int = 11
     context: int = 128
     layers: int = 2
     width: int = 64

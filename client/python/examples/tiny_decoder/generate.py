@@ -40,7 +40,7 @@ class Reader:
         """
         attention = SessionAttention(self._session, self._length)
         with torch.no_grad():
-            logits = self._model(torch.tensor([list(tokens)]), attention, start_position=self._length)[0]
+            logits: Tensor = self._model(torch.tensor([list(tokens)]), attention, start_position=self._length)[0]
         self._length += len(tokens)
         return logits
 

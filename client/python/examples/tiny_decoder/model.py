@@ -54,7 +54,8 @@ class Block(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         out = attention(self._layer, query, key, value)
         x = x + self.from_heads(out.transpose(1, 2).reshape(documents, tokens, width))
-        return x + self.mlp(self.mlp_norm(x))
+        result: Tensor = x + self.mlp(self.mlp_norm(x))
+        return result
 
 
 class Decoder(nn.Module):
@@ -83,13 +84,15 @@ class Decoder(nn.Module):
         end = start_position + tokens.shape[1]
         if end > self.config.context:
             raise ValueError(f"{end} tokens do not fit a context of {self.config.context}")
-        return self.embedding(tokens) + self.positions(torch.arange(start_position, end))
+        embedded: Tensor = self.embedding(tokens) + self.positions(torch.arange(start_position, end))
+        return embedded
 
     def logits(self, x: Tensor, attention: Attention) -> Tensor:
         """From embedded tokens, for tests that differentiate by them."""
         for block in self.blocks:
             x = block(x, attention)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
     def forward(self, tokens: Tensor, attention: Attention, start_position: int = 0) -> Tensor:
         """[documents, tokens, vocabulary]: at each token, of the next one.
