@@ -122,48 +122,46 @@ SnapshotWriter::SnapshotWriter(const SessionCache& cache, const BlockLayout& lay
   assert(header_.metadata.size() <= SnapshotHeader::kMaxMetadataBytes);
 }
 
-std::string SnapshotWriter::Next() {
-  if (ended_) return "";
-  if (!started_) {
-    started_ = true;
-    return HeaderPiece();
+bool SnapshotWriter::Next(std::string* piece) {
+  piece->clear();
+  if (ended_) return false;
+  if (std::exchange(started_, true)) {
+    WriteFrame(piece);
+  } else {
+    WriteHeader(piece);
   }
-  return FramePiece();
+  return true;
 }
 
-std::string SnapshotWriter::HeaderPiece() {
+void SnapshotWriter::WriteHeader(std::string* piece) {
   const SnapshotLayout& layout = header_.layout;
   const size_t body_bytes = kMinBodyBytes + layout.num_layers() * kLayerBytes + header_.metadata.size();
-  std::string piece;
-  piece.reserve(kPrologueBytes + body_bytes + kChecksumBytes);
-  piece.append(kSnapshotMagic, kMagicBytes);
+  piece->reserve(kPrologueBytes + body_bytes + kChecksumBytes);
+  piece->append(kSnapshotMagic, kMagicBytes);
   const auto dtype = std::find(std::begin(kDTypes), std::end(kDTypes), layout.shape.dtype) - std::begin(kDTypes);
   for (const int64_t field :
        {int64_t{kSnapshotVersion}, static_cast<int64_t>(body_bytes), static_cast<int64_t>(dtype),
         int64_t{layout.shape.head_dim}, int64_t{layout.shape.value_dim}, int64_t{layout.num_kv_heads},
         int64_t{layout.num_layers()}, int64_t{kBlockTokens}, static_cast<int64_t>(layout_.block_bytes),
         static_cast<int64_t>(header_.metadata.size())}) {
-    Put(static_cast<uint32_t>(field), &piece);
+    Put(static_cast<uint32_t>(field), piece);
   }
   for (int i = 0; i < layout.num_layers(); i++) {
-    Put(layout.lengths[i], &piece);
-    Put(layout.first_tokens[i], &piece);
+    Put(layout.lengths[i], piece);
+    Put(layout.first_tokens[i], piece);
   }
-  piece.append(header_.metadata);
-  AppendChecksum(&piece);
-  return piece;
+  piece->append(header_.metadata);
+  AppendChecksum(piece);
 }
 
-std::string SnapshotWriter::FramePiece() {
+void SnapshotWriter::WriteFrame(std::string* piece) {
   const int64_t blocks = std::min(blocks_per_frame_, walk_.remaining());
   ended_ = blocks == 0;
-  std::string piece;
-  piece.reserve(blocks * layout_.block_bytes + kFrameExtraBytes);
-  Put(uint32_t{ended_ ? kEndFrame : kBlocksFrame}, &piece);
-  Put(static_cast<uint32_t>(blocks), &piece);
-  for (int64_t i = 0; i < blocks; i++, walk_.Next()) AppendBlock(&piece);
-  AppendChecksum(&piece);
-  return piece;
+  piece->reserve(blocks * layout_.block_bytes + kFrameExtraBytes);
+  Put(uint32_t{ended_ ? kEndFrame : kBlocksFrame}, piece);
+  Put(static_cast<uint32_t>(blocks), piece);
+  for (int64_t i = 0; i < blocks; i++, walk_.Next()) AppendBlock(piece);
+  AppendChecksum(piece);
 }
 
 void SnapshotWriter::AppendBlock(std::string* piece) {

@@ -101,12 +101,12 @@ class SnapshotWriter {
 
   const SnapshotHeader& header() const { return header_; }
   int64_t total_bytes() const { return total_bytes_; }  // of all pieces together
-  // The next piece, at most kMaxPieceBytes; "" after the last one.
-  std::string Next();
+  // The next piece, at most kMaxPieceBytes; false and "" after the last one. Reuse the string: its memory is.
+  bool Next(std::string* piece);
 
  private:
-  std::string HeaderPiece();
-  std::string FramePiece();
+  void WriteHeader(std::string* piece);
+  void WriteFrame(std::string* piece);
   void AppendBlock(std::string* piece);
   void AppendChecksum(std::string* piece);
 

@@ -113,8 +113,8 @@ class EngineImpl::Export final : public SessionExport {
   }
   int64_t total_bytes() const override { return writer_->total_bytes(); }
   absl::StatusOr<std::string> Next() override {
-    std::string piece = writer_->Next();
-    if (piece.empty() && !std::exchange(ended_, true)) {
+    std::string piece;
+    if (!writer_->Next(&piece) && !std::exchange(ended_, true)) {
       engine_->observer_->OnSnapshot(EngineObserver::SnapshotOp::kExport, total_bytes(), absl::Now() - start_);
     }
     return piece;

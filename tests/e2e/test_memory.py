@@ -24,16 +24,11 @@ def server() -> Iterator[Server]:
     running.kill()
 
 
-def status(server: Server, field: str) -> int:
-    with open(f"/proc/{server.process.pid}/status", encoding="ascii") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
-
-
 def test_g06_overload_stays_within_the_memory_limit(server: Server) -> None:
     for spread in (["--connections=1"], ["--connections=8"], ["--connections=4", "--streams=4"]):
         command = [str(binary().parent / "attnload"), f"--target={server.target}", *LOAD, *spread]
         run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert "RESOURCE_EXHAUSTED" in run.stdout, run.stdout + run.stderr
-        peak = status(server, "VmHWM")
+        peak = server.peak_memory()
         print(f"{' '.join(spread)}: at most {peak / MIB:.0f} MiB of {PROMISE / MIB:.0f} MiB")
         assert peak < PROMISE

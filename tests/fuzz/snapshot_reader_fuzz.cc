@@ -54,7 +54,7 @@ void MakeChecksumsRight(std::string* snapshot) {
 std::string Written(const SessionCache& cache, const BlockLayout& layout, const SnapshotHeader& header) {
   SnapshotWriter writer(cache, layout, header);
   std::string all;
-  for (std::string piece = writer.Next(); !piece.empty(); piece = writer.Next()) all += piece;
+  for (std::string piece; writer.Next(&piece);) all += piece;
   return all;
 }
 

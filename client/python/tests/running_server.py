@@ -46,6 +46,11 @@ class Server:
                 self._started.set()
         self._started.set()
 
+    def peak_memory(self) -> int:
+        """The most bytes that were resident since it started."""
+        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
     def kill(self) -> None:
         if self.process.poll() is None:
             self.process.kill()

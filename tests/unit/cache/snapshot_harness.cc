@@ -63,11 +63,13 @@ void TestSession::Append(int layer, int64_t tokens, std::mt19937_64* random) {
 std::string TestSession::Snapshot(const std::string& metadata) const {
   SnapshotWriter writer(cache, layout, {Layout(), metadata});
   std::string all;
-  for (std::string piece = writer.Next(); !piece.empty(); piece = writer.Next()) {
+  for (std::string piece; writer.Next(&piece);) {
     EXPECT_LE(piece.size(), kMaxPieceBytes);
     all += piece;
   }
-  EXPECT_EQ(writer.Next(), "");
+  std::string rest = "rest";
+  EXPECT_FALSE(writer.Next(&rest));
+  EXPECT_EQ(rest, "");
   EXPECT_EQ(static_cast<int64_t>(all.size()), writer.total_bytes());
   return all;
 }

@@ -141,12 +141,13 @@ TEST(Snapshot, HoldsOneMomentOfASessionThatGoesOn) {
   pinned.ShareFrom(session->cache, 100);
   SnapshotWriter writer(pinned, session->layout, {LayoutOf(pinned, session->layout.shape, 2), ""});
   std::mt19937_64 random(5);
-  std::string all = writer.Next();
+  std::string all;
+  ASSERT_TRUE(writer.Next(&all));
   for (const int layer : {0, 1}) {
     session->cache.Truncate(layer, 10);
     session->Append(layer, 300, &random);
   }
-  for (std::string piece = writer.Next(); !piece.empty(); piece = writer.Next()) all += piece;
+  for (std::string piece; writer.Next(&piece);) all += piece;
   EXPECT_TRUE(all == bytes);
   EXPECT_TRUE(pinned.Release(1000));
 }
@@ -194,7 +195,7 @@ TEST(Snapshot, WhatFollowsTheEndIsRefused) {
 std::vector<std::string> Split(const TestSession& session) {
   SnapshotWriter writer(session.cache, session.layout, {session.Layout(), ""});
   std::vector<std::string> pieces;
-  for (std::string piece = writer.Next(); !piece.empty(); piece = writer.Next()) pieces.push_back(piece);
+  for (std::string piece; writer.Next(&piece);) pieces.push_back(piece);
   return pieces;
 }
 

@@ -129,7 +129,8 @@ std::string MadeUp(const SessionConfig& config, std::vector<int64_t> lengths, st
   auto pool = BlockPool::Create({.capacity_bytes = 1 << 20});
   SessionCache empty(pool->get(), BlockLayout(config.shape).block_bytes, config.num_layers, config.heads.num_kv_heads);
   SnapshotWriter writer(empty, BlockLayout(config.shape), header);
-  std::string bytes = writer.Next();
+  std::string bytes;
+  EXPECT_TRUE(writer.Next(&bytes));
   empty.Release(1);
   return bytes;
 }
