@@ -12,9 +12,9 @@ namespace attnd {
 namespace {
 
 // What a kv head's tiles cost in one task, and in row tiles and key tiles apart, which both multiply scores and D_P:
-// two products in f64, which count twice, and three in f32.
-constexpr int kWholeCost = 7;
-constexpr int kApartCost = 11;
+// three products in f64, which count twice, and two in f32.
+constexpr int kWholeCost = 8;
+constexpr int kApartCost = 12;
 
 int64_t NumRowTiles(int64_t rows) { return (rows + kBackwardTileRows - 1) / kBackwardTileRows; }
 

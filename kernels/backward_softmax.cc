@@ -21,7 +21,7 @@ namespace attnd {
 struct TileProducts {
   const SoftmaxOptions& softmax;
   const double* dots;  // [keys][64]
-  const double* d_p;   // [keys][64]
+  double* d_p;         // [keys][64]
   int64_t first_key;
   int keys;  // padded: BackwardScratch::PaddedKeys
 };
@@ -124,6 +124,7 @@ HWY_INLINE void WeighRows(const TileProducts& tile, size_t row, BackwardScratch*
     const VD d_s = hn::Mul(hn::Mul(p, hn::Sub(hn::Load(d, tile.d_p + at + row), mean)), d_score);
     hn::Store(hn::DemoteTo(df, p), df, p_to + at);
     hn::Store(hn::DemoteTo(df, d_s), df, d_s_to + at);
+    hn::Store(d_s, d, tile.d_p + at + row);
   }
 }
 

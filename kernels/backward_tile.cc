@@ -28,7 +28,15 @@ void WidenToF64(const float* from, size_t count, double* to) {
 
 void MultiplyF64(const TileOperands<double>& x) { TileProduct<false>(x); }
 void MultiplyF32(const TileOperands<float>& x) { TileProduct<false>(x); }
-void MultiplyAddF32(const TileOperands<float>& x) { TileProduct<true>(x); }
+void MultiplyAddF64(const TileOperands<double>& x) { TileProduct<true>(x); }
+
+void NarrowToF32(const double* from, size_t count, float* to) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> df;
+  ForVectors(hn::Lanes(d), count, [&](size_t i, size_t n) ATTND_STEP {
+    hn::StoreN(hn::DemoteTo(df, hn::LoadN(d, from + i, n)), df, to + i, n);
+  });
+}
 
 void AddRow(const float* from, size_t count, float* to) {
   const hn::ScalableTag<float> d;
@@ -48,7 +56,8 @@ namespace {
 HWY_EXPORT(WidenToF64);
 HWY_EXPORT(MultiplyF64);
 HWY_EXPORT(MultiplyF32);
-HWY_EXPORT(MultiplyAddF32);
+HWY_EXPORT(MultiplyAddF64);
+HWY_EXPORT(NarrowToF32);
 HWY_EXPORT(AddRow);
 
 // Bit r of word j becomes bit j of word r (Warren, Hacker's Delight, 7-3: halves of ever smaller squares swap).
@@ -77,11 +86,15 @@ void TransposeToF64(const float* from, int rows, int dim, double* to) {
   }
 }
 
-// Keys of f32 [64][padded dim] to f64 [64][dim], with the padding's rows of zeros.
-void WidenKeys(const float* from, int keys, int dim, double* to) {
+// The keys' rows of a tensor as f64 [64][padded dim], with rows of zeros for the keys that are padding.
+void WidenKeys(const RowTile& tile, int64_t key_tile, const BackwardTensor& tensor, int dim, float* row, double* to) {
   const size_t ld = BackwardScratch::PaddedDim(dim);
-  for (int key = 0; key < keys; ++key) HWY_DYNAMIC_DISPATCH(WidenToF64)(from + key * ld, dim, to + key * dim);
-  std::fill(to + keys * dim, to + BackwardScratch::PaddedKeys(keys) * dim, 0.0);
+  const int keys = tile.KeysOf(key_tile), kv_heads = tile.work().heads.num_kv_heads;
+  for (int key = 0; key < keys; ++key) {
+    WidenHead(tensor, dim, (key_tile * kTileKeys + key) * kv_heads + tile.kv_head, row);
+    HWY_DYNAMIC_DISPATCH(WidenToF64)(row, dim, to + key * ld);
+  }
+  std::fill(to + keys * ld, to + BackwardScratch::PaddedKeys(keys) * ld, 0.0);
 }
 
 // The scratch's part [keys][padded dim] += to rows of a gradient [num_keys, num_kv_heads, dim].
@@ -130,17 +143,16 @@ void BackwardScratch::Reserve(const BackwardWork& work) {
   const size_t head_ld = PaddedDim(work.head_dim), value_ld = PaddedDim(work.value_dim);
   q_columns.Reserve(head_dim * kLd * sizeof(double));
   d_out_columns.Reserve(value_dim * kLd * sizeof(double));
-  k_rows.Reserve(kTileKeys * head_dim * sizeof(double));
-  v_rows.Reserve(kTileKeys * value_dim * sizeof(double));
+  k_rows.Reserve(kTileKeys * head_ld * sizeof(double));
+  v_rows.Reserve(kTileKeys * value_ld * sizeof(double));
   q.Reserve(kLd * head_ld * sizeof(float));
   d_out.Reserve(kLd * value_ld * sizeof(float));
-  k.Reserve(kTileKeys * head_ld * sizeof(float));
   const int64_t tiles = std::min(work.num_keys, kKeptKeys) / kTileKeys + 1;
   dots.Reserve(tiles * kTileDoubles * sizeof(double));
   d_p.Reserve(tiles * kTileDoubles * sizeof(double));
   p.Reserve(kTileDoubles * sizeof(float));
   d_s.Reserve(kTileDoubles * sizeof(float));
-  d_q.Reserve(kLd * head_ld * sizeof(float));
+  d_q.Reserve(kLd * head_ld * sizeof(double));
   part.Reserve(kTileKeys * std::max(head_ld, value_ld) * sizeof(float));
 }
 
@@ -195,18 +207,9 @@ void PackKeys(const RowTile& tile, int64_t key_tile, BackwardScratch* scratch) {
   scratch->keys_head = tile.kv_head;
   scratch->key_tile = key_tile;
   const BackwardWork& work = tile.work();
-  const int keys = tile.KeysOf(key_tile), kv_heads = work.heads.num_kv_heads;
-  const size_t head_ld = BackwardScratch::PaddedDim(work.head_dim);
-  const size_t value_ld = BackwardScratch::PaddedDim(work.value_dim);
-  float* k = scratch->k.As<float>();
-  float* v = scratch->part.As<float>();  // V is needed as f64 only
-  for (int key = 0; key < keys; ++key) {
-    const int64_t index = (key_tile * kTileKeys + key) * kv_heads + tile.kv_head;
-    WidenHead(work.k, work.head_dim, index, k + key * head_ld);
-    WidenHead(work.v, work.value_dim, index, v + key * value_ld);
-  }
-  WidenKeys(k, keys, work.head_dim, scratch->k_rows.As<double>());
-  WidenKeys(v, keys, work.value_dim, scratch->v_rows.As<double>());
+  float* row = scratch->part.As<float>();
+  WidenKeys(tile, key_tile, work.k, work.head_dim, row, scratch->k_rows.As<double>());
+  WidenKeys(tile, key_tile, work.v, work.value_dim, row, scratch->v_rows.As<double>());
 }
 
 void MultiplyTile(const RowTile& tile, int64_t key_tile, BackwardScratch* scratch) {
@@ -218,40 +221,42 @@ void MultiplyTile(const RowTile& tile, int64_t key_tile, BackwardScratch* scratc
   x.b_ld = x.c_ld = BackwardScratch::kLd;
 
   x.a = scratch->k_rows.As<double>();
-  x.a_row = x.k = work.head_dim;
+  x.a_row = BackwardScratch::PaddedDim(work.head_dim);
+  x.k = work.head_dim;
   x.b = scratch->q_columns.As<double>();
   x.c = scratch->DotsOf(tile, key_tile);
   HWY_DYNAMIC_DISPATCH(MultiplyF64)(x);
 
   x.a = scratch->v_rows.As<double>();
-  x.a_row = x.k = work.value_dim;
+  x.a_row = BackwardScratch::PaddedDim(work.value_dim);
+  x.k = work.value_dim;
   x.b = scratch->d_out_columns.As<double>();
   x.c = scratch->DpOf(tile, key_tile);
   HWY_DYNAMIC_DISPATCH(MultiplyF64)(x);
 }
 
 void BeginQueryGradients(const RowTile& tile, BackwardScratch* scratch) {
-  std::fill_n(scratch->d_q.As<float>(), BackwardScratch::kLd * BackwardScratch::PaddedDim(tile.work().head_dim), 0.0f);
+  std::fill_n(scratch->d_q.As<double>(), BackwardScratch::kLd * BackwardScratch::PaddedDim(tile.work().head_dim), 0.0);
 }
 
 void AddQueryGradients(const RowTile& tile, int64_t key_tile, BackwardScratch* scratch) {
-  TileOperands<float> x;
-  x.a = scratch->d_s.As<float>();  // [keys][64 rows]: the product's rows are its columns
+  TileOperands<double> x;
+  x.a = scratch->DpOf(tile, key_tile);  // d_s [keys][64 rows]: the product's rows are its columns
   x.a_row = 1;
   x.a_step = BackwardScratch::kLd;
-  x.b = scratch->k.As<float>();
-  x.c = scratch->d_q.As<float>();
+  x.b = scratch->k_rows.As<double>();
+  x.c = scratch->d_q.As<double>();
   x.n = x.b_ld = x.c_ld = BackwardScratch::PaddedDim(tile.work().head_dim);
   x.m = BackwardScratch::PaddedRows(tile.rows);
   x.k = tile.KeysOf(key_tile);
-  HWY_DYNAMIC_DISPATCH(MultiplyAddF32)(x);
+  HWY_DYNAMIC_DISPATCH(MultiplyAddF64)(x);
 }
 
 void WriteQueryGradients(const RowTile& tile, BackwardScratch* scratch) {
   const int dim = tile.work().head_dim;
-  const float* from = scratch->d_q.As<float>();
+  const double* from = scratch->d_q.As<double>();
   for (int row = 0; row < tile.rows; ++row, from += BackwardScratch::PaddedDim(dim)) {
-    std::copy_n(from, dim, tile.work().d_q + tile.IndexOf(row) * dim);
+    HWY_DYNAMIC_DISPATCH(NarrowToF32)(from, dim, tile.work().d_q + tile.IndexOf(row) * dim);
   }
 }
 

@@ -61,11 +61,11 @@ class BackwardScratch {
   static constexpr size_t kTileDoubles = size_t{kTileKeys} * kBackwardTileRows;
 
   AlignedBuffer q_columns, d_out_columns;  // f64 [dim][64]
-  AlignedBuffer k_rows, v_rows;            // f64 [64][dim]
-  AlignedBuffer q, d_out, k;               // f32 [64][padded dim]
-  AlignedBuffer dots, d_p;                 // f64 [kept tiles][64 keys][64 rows]
+  AlignedBuffer k_rows, v_rows;            // f64 [64][padded dim]
+  AlignedBuffer q, d_out;                  // f32 [64][padded dim]
+  AlignedBuffer dots, d_p;                 // f64 [kept tiles][64 keys][64 rows]; of a tile that is weighed, d_p is d_s
   AlignedBuffer p, d_s;                    // f32 [64 keys][64 rows]
-  AlignedBuffer d_q;                       // f32 [64][padded dim], the sum over key tiles
+  AlignedBuffer d_q;                       // f64 [64][padded dim], the sum over key tiles
   AlignedBuffer part;                      // f32 [64][padded dim], one tile's part of d_k or d_v
   bool kept = false;                       // there is a place for every key tile
 
@@ -75,7 +75,7 @@ class BackwardScratch {
   alignas(64) double slopes[kBackwardTileRows], positions[kBackwardTileRows];  // for ALiBi
   uint64_t allowed[kTileKeys];                                                 // bit: row
 
-  // The key tile that k_rows, v_rows and k hold.
+  // The key tile that k_rows and v_rows hold.
   const PlannedBackward* keys_of = nullptr;
   int keys_head = 0;
   int64_t key_tile = -1;
@@ -99,7 +99,8 @@ void AddToRowSums(const RowTile& tile, int64_t key_tile, BackwardScratch* scratc
 void EndRowSums(const RowTile& tile, BackwardScratch* scratch);   // into work.rows
 void LoadRowSums(const RowTile& tile, BackwardScratch* scratch);  // from there
 
-// p and d_s of the tile, from its products and the rows' sums. d_s has the softmax scale and the cap's slope in it.
+// p and d_s of the tile, from its products and the rows' sums, and d_s once more as f64 in d_p's place. d_s has the
+// softmax scale and the cap's slope in it.
 void WeighTile(const RowTile& tile, int64_t key_tile, BackwardScratch* scratch);
 // scratch->allowed: a bit per row, by key.
 void FillAllowed(const RowTile& tile, int64_t key_tile, BackwardScratch* scratch);

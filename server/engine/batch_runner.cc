@@ -89,7 +89,7 @@ double EstimateUsPerKey(const KvShape& shape, const HeadCounts& heads) {
 }
 
 double EstimateUsPerKey(const SegmentRun& run) {
-  // Five products, of which two in f64, for the forward pass's two.
+  // Five products, of which three in f64, for the forward pass's two.
   constexpr double kBackwardCost = 5;
   return EstimateUsPerKey(run.layout->shape, run.heads) * (run.backward != nullptr ? kBackwardCost : 1);
 }

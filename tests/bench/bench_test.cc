@@ -161,6 +161,14 @@ TEST(Bench, PrefillCountsTheProductsThatCausalityAllows) {
   EXPECT_NEAR(rows[1].Amount(), per_pair * (256 * 512 + 256 * 257 / 2), kRounding * rows[1].Amount());
 }
 
+TEST(Bench, BackwardCountsFiveProducts) {
+  const std::vector<JsonRow> rows = Rows("backward --heads=6/2 --head_dim=64 --tokens=128 --history=64 --batch=2");
+  ASSERT_EQ(rows.size(), 1u);
+  EXPECT_EQ(rows[0].Word("bound"), "multiply");
+  const double pairs = 128 * 64 + 128 * 129 / 2;
+  EXPECT_NEAR(rows[0].Amount(), 2 * 10.0 * 6 * 64 * pairs / 1e9, kRounding * rows[0].Amount());
+}
+
 TEST(Bench, AppendCountsWhatIsReadAndWhatIsWritten) {
   const std::vector<JsonRow> rows = Rows("append --shape=smollm2-135m --kv=f16 --tokens=1024 --step=64,7 --layers=2");
   EXPECT_THAT(Words(rows, "name"), ElementsAre("append/64", "append/7", "append/64", "append/7"));
@@ -287,8 +295,8 @@ TEST(Bench, HelpNamesEveryMode) {
     const Outcome outcome = RunBench(arguments);
     EXPECT_EQ(outcome.status, 0);
     EXPECT_EQ(outcome.err, "");
-    for (const char* word : {"decode", "fork", "prefill", "append", "scaling", "sessions", "storage", "suite",
-                             "--resident", "llama3-8b"}) {
+    for (const char* word : {"decode", "fork", "prefill", "backward", "append", "scaling", "sessions", "storage",
+                             "suite", "--resident", "llama3-8b"}) {
       EXPECT_THAT(outcome.out, HasSubstr(word));
     }
   }

@@ -76,7 +76,8 @@ bool ForEachCase(const std::string& mode, const Options& options, const std::fun
   with(options.histories, [](Case* c, int64_t history) { c->history = history; });
   with(options.tokens, [](Case* c, int64_t tokens) { c->tokens = tokens; });
   with(options.shared, [&](Case* c, int64_t shared) { c->shared = SharedTokens(mode, shared, c->tokens); });
-  with(options.queries, [&](Case* c, int queries) { c->queries = mode == "prefill" ? c->tokens : queries; });
+  with(options.queries,
+       [&](Case* c, int queries) { c->queries = mode == "prefill" || mode == "backward" ? c->tokens : queries; });
   with(options.kvs, [](Case* c, KvDType kv) { c->kv = kv; });
   with(options.threads, [](Case* c, int threads) { c->threads = threads; });
   bool all_measured = true;

@@ -22,6 +22,7 @@ const std::vector<Mode>& Modes() {
       {"decode", "one token of each sequence against its whole context: GB/s of K and V", RunDecode},
       {"fork", "decode of sequences that share a prefix's blocks: GB/s, shared blocks counted once", RunFork},
       {"prefill", "causal attention of --tokens new tokens: GFLOP/s", RunPrefill},
+      {"backward", "gradients of causal attention of --tokens new tokens, f32: GFLOP/s", RunBackward},
       {"append", "writing K and V into blocks: GB/s of what is read and written", RunAppend},
       {"sessions", "fork of a long session and reorder of --batch beams: references to blocks/s", RunSessions},
       {"storage", "a session to disk and back: GB/s beside plain writes and reads of as many bytes", RunStorage},

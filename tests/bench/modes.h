@@ -13,6 +13,7 @@ namespace attnd::bench {
 int RunDecode(const Options& options);
 int RunFork(const Options& options);
 int RunPrefill(const Options& options);
+int RunBackward(const Options& options);
 int RunAppend(const Options& options);
 int RunStorage(const Options& options);
 int RunScaling(const Options& options);

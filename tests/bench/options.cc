@@ -139,23 +139,26 @@ const std::vector<OptionSpec>& Specs() {
   constexpr int64_t kMaxTokens = int64_t{1} << 24;
   constexpr std::string_view kComputed = " decode fork prefill append scaling ";
   constexpr std::string_view kLayers = " decode fork prefill append scaling sessions storage rpc serve ";
-  constexpr std::string_view kThreaded = " decode fork prefill append scaling rpc serve ";
+  constexpr std::string_view kShaped = " decode fork prefill backward append scaling sessions storage rpc serve ";
+  constexpr std::string_view kThreaded = " decode fork prefill backward append scaling rpc serve ";
   static const std::vector<OptionSpec> kSpecs = {
-      {"--shape", kLayers, "=NAME,..", "layers of known models (below; llama3-8b)",
+      {"--shape", kShaped, "=NAME,..", "layers of known models (below; llama3-8b)",
        List<ModelShape>(&Options::shapes, ReadShape)},
-      {"--heads", kLayers, "=Q/KV", "a layer of other heads, with --head_dim",
+      {"--heads", kShaped, "=Q/KV", "a layer of other heads, with --head_dim",
        One<ModelShape>(&Options::heads, ReadHeads)},
-      {"--head_dim", kLayers, "=D", "its head_dim (128)", Numbers<int>(&Options::head_dims, 1, kMaxHeadDim)},
+      {"--head_dim", kShaped, "=D", "its head_dim (128)", Numbers<int>(&Options::head_dims, 1, kMaxHeadDim)},
       {"--kv", kLayers, "=TYPE,..", "types of the cache: f32, bf16, f16, int8 (f32)",
        Names<KvDType>(&Options::kvs, kKvNames)},
-      {"--tokens", kLayers, "=N,..", "context of each sequence; prefill: its new tokens (4096; sessions 32768)",
+      {"--tokens", kShaped, "=N,..",
+       "context of each sequence; prefill, backward: its new tokens (4096; sessions 32768)",
        Numbers<int64_t>(&Options::tokens, 1, kMaxTokens)},
-      {"--history", " prefill scaling ", "=N,..", "prefill: tokens that are there before the new ones (0)",
+      {"--history", " prefill backward scaling ", "=N,..",
+       "prefill, backward: tokens that are there before the new ones (0)",
        Numbers<int64_t>(&Options::histories, 0, kMaxTokens)},
       {"--shared", " fork scaling ", "=N,..",
        "fork: tokens of the common prefix, in whole blocks (all but the last block)",
        Numbers<int64_t>(&Options::shared, 0, kMaxTokens)},
-      {"--batch", " decode prefill fork scaling sessions serve ", "=N,..",
+      {"--batch", " decode prefill backward fork scaling sessions serve ", "=N,..",
        "sequences that are computed together (1; fork 4); sessions: beams (4); serve: streams (64)",
        Numbers<int>(&Options::batches, 1, 1024)},
       {"--queries", " decode fork scaling ", "=N,..",
@@ -256,7 +259,7 @@ bool ParseOptions(std::string_view mode, const std::vector<std::string>& argumen
 
 Options WithDefaults(std::string_view mode, Options options) {
   Options& o = options;
-  const bool prefill = mode == "prefill";
+  const bool prefill = mode == "prefill" || mode == "backward";
   if (o.sweep) {
     Default(&o.kvs, {KvDType::kF32, KvDType::kBf16, KvDType::kF16, KvDType::kInt8});
     if (prefill) {

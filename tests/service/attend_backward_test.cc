@@ -201,8 +201,9 @@ TEST_F(AttendBackwardTest, EmptyRowsCanBeZeros) {
 TEST_F(AttendBackwardTest, ScratchAndAnswersAreBounded) {
   Options options = DefaultOptions();
   options.max_message_bytes = 1 << 20;
+  options.kv_cache_bytes = 16 << 20;
   StartServer(options);
-  // 400 kB in and out: what is asked for fits a message, the answer's three tensors do not.
+  // 560 kB in, 1.1 MB out.
   v1::AttendBackwardRequest request;
   request.set_num_queries(1);
   request.set_num_keys(70'000);
@@ -217,6 +218,21 @@ TEST_F(AttendBackwardTest, ScratchAndAnswersAreBounded) {
   const grpc::Status status = Call(request, &response);
   EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(ReasonOf(status), "MESSAGE_TOO_LARGE") << status.error_message();
+
+  // 16 bytes for each of 140,000 rows: more than an eighth of the cache.
+  request.set_num_queries(140'000);
+  request.set_num_keys(1);
+  request.set_head_dim(1);
+  request.set_value_dim(1);
+  for (v1::Tensor* tensor : {request.mutable_q(), request.mutable_d_out()}) {
+    tensor->set_dtype(v1::DTYPE_BF16);
+    tensor->mutable_data()->assign(280'000, '\0');
+  }
+  *request.mutable_k() = *request.mutable_v() = F32({1});
+  const grpc::Status too_many = Call(request, &response);
+  EXPECT_EQ(ReasonOf(too_many), "TOO_MANY_TOKENS") << too_many.error_message();
+  EXPECT_TRUE(absl::StrContains(too_many.error_message(), "2240000")) << too_many.error_message();
+  EXPECT_TRUE(absl::StrContains(too_many.error_message(), "2097152")) << too_many.error_message();
 }
 
 // Given up while it is queued, and between its chunks: it is counted once, and nothing of it is left.

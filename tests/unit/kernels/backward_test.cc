@@ -93,7 +93,7 @@ struct Gradients {
 
 struct How {
   int threads = 1;
-  std::vector<int64_t> stretches;  // queries that are there after each; all come after the last
+  std::vector<int64_t> stretches = {};  // queries that are there after each; all come after the last
   bool real_threads = false;
 };
 
@@ -327,7 +327,8 @@ TEST(Backward, ExtremeScores) {
   Case saturated({2, 16}, {1, 1}, 3, 20);
   saturated.problem.softmax.softmax_scale = 1.0f;
   for (float& q : saturated.problem.q) q = 1.0f;
-  for (size_t j = 0; j < saturated.problem.k.size(); ++j) saturated.problem.k[j] = j < 2 ? 10.0f : 0.1f * static_cast<float>(j);
+  for (size_t j = 0; j < saturated.problem.k.size(); ++j)
+    saturated.problem.k[j] = j < 2 ? 10.0f : 0.1f * static_cast<float>(j);
   ExpectRight(saturated);
 }
 
