@@ -1,7 +1,11 @@
-"""A real language model generates through attnd what it generates alone: SmolLM2-135M, 64 tokens, three prompts."""
+"""A real language model generates through attnd what it generates alone: SmolLM2-135M, 64 tokens of three prompts.
+
+``ATTND_SMOLLM2_TOKENS=256`` makes it a longer run; -s shows tokens per second, and what was generated.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +17,7 @@ from running_server import Server
 import attnd
 from attnd.transformers import RemoteCache
 
-TOKENS = 64
+TOKENS = int(os.environ.get("ATTND_SMOLLM2_TOKENS", "64"))
 LOGIT_DIFFERENCE = 1e-3
 
 torch.set_num_threads(1)
@@ -56,7 +60,12 @@ def test_greedy_tokens_are_equal(
         remote = smollm2.generate(model, tokenizer, smollm2.PROMPTS[number], TOKENS, "attnd", cache=cache)
         assert used_bytes(client) > 0
     comparison = smollm2.compare(local[number], remote)
-    print(f"largest logit difference {comparison.difference:.2e}, smallest margin {comparison.margin:.2e}")
+    print(
+        f"{TOKENS} tokens of prompt {number + 1}: {TOKENS / local[number].seconds:.1f} tokens/s local, "
+        f"{TOKENS / remote.seconds:.1f} with attnd; largest logit difference {comparison.difference:.2e}, smallest "
+        f"margin of a chosen token {comparison.margin:.2e}"
+    )
+    print(smollm2.PROMPTS[number] + tokenizer.decode(remote.tokens))
     assert comparison.equal
     assert comparison.difference <= LOGIT_DIFFERENCE
     # Otherwise equal tokens would be luck, on this machine or another.

@@ -28,7 +28,9 @@ WEIGHT_SPREAD = 0.05
 
 def tiny(name: str, **options: Any) -> Any:
     """``transformers.<name>ForCausalLM`` (or LMHeadModel), in eval mode."""
-    config = getattr(transformers, f"{name}Config")(**{**COMMON, **options})
+    # Of models that also see or hear, the part that writes.
+    kind = getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
+    config = kind(**{**COMMON, **options})
     kind = getattr(transformers, f"{name}ForCausalLM", None) or getattr(transformers, f"{name}LMHeadModel")
     torch.manual_seed(0)
     model = kind(config).eval()

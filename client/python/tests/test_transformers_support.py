@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import SUPPORTED
 from models import COMMON, greedy, left_padded, prompt, tiny
 from running_server import Server
 
@@ -20,74 +21,15 @@ from attnd.transformers import RemoteCache
 
 LOGIT_DIFFERENCE = 1e-4
 
-# Windows and prompts such that the windows bind; options that the server applies: softcap, sinks, scale, windows.
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "Mistral": {"sliding_window": 8},
-    "Qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
-    "Qwen3": {"head_dim": 16},
-    "Gemma2": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0},
-    "GptOss": {"head_dim": 16, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "GPT2": {"n_embd": 64, "n_layer": 3, "n_head": 4},
-    "OPT": {"ffn_dim": 96, "word_embed_proj_dim": 64},
-    "Phi3": {},
-    "Granite": {"attention_multiplier": 0.1},
-}
-
 
 @pytest.fixture(scope="module")
 def llama() -> Any:
     return tiny("Llama")
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_architectures(client: attnd.Client, name: str) -> None:
-    model = tiny(name, **ARCHITECTURES[name])
-    implementation = model.config._attn_implementation
-    inputs = left_padded((14, 9, 2))
-    local = greedy(model, inputs)
-    with RemoteCache(model, client) as cache:
-        tokens, logits = greedy(model, inputs, cache=cache)
-    assert torch.equal(local[0], tokens)
-    assert (local[1] - logits).abs().max() <= LOGIT_DIFFERENCE
-    assert model.config._attn_implementation == implementation
-    # The options matter here: without them other tokens, or other logits, would come.
-    assert (greedy(model, inputs)[1] - local[1]).abs().max() == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("Bloom", {"n_layer": 2, "n_head": 4}, "BloomForCausalLM does not call its attention through"),
-        ("Falcon", {}, "FalconForCausalLM does not call its attention through"),
-        ("Mamba", {}, "MambaForCausalLM has layers of type"),
-    ],
-)
-def test_models_that_are_refused(client: attnd.Client, name: str, options: dict[str, Any], message: str) -> None:
-    model = tiny(name, **options)
-    implementation = model.config._attn_implementation
-    with pytest.raises(NotImplementedError, match=message):
-        RemoteCache(model, client)
-    assert model.config._attn_implementation == implementation
-
-
 def test_not_a_model(client: attnd.Client) -> None:
     with pytest.raises(TypeError, match="Linear is not a transformers model"):
         RemoteCache(torch.nn.Linear(1, 1), client)
-
-
-def test_models_that_change_k_after_the_cache_are_refused(client: attnd.Client) -> None:
-    model = tiny("DiffLlama")
-    with (
-        RemoteCache(model, client) as cache,
-        pytest.raises(NotImplementedError, match="DiffLlamaForCausalLM changes K or V"),
-    ):
-        greedy(model, {"input_ids": prompt(1, 4)}, cache=cache)
-
-
-def test_models_that_read_their_mask_are_refused(client: attnd.Client) -> None:
-    model = tiny("Doge")
-    with RemoteCache(model, client) as cache, pytest.raises(NotImplementedError, match="reads its attention mask"):
-        greedy(model, {"input_ids": prompt(1, 4)}, cache=cache)
 
 
 def test_attention_weights_are_refused(client: attnd.Client, llama: Any) -> None:
@@ -162,15 +104,15 @@ def test_copies_are_refused(client: attnd.Client, llama: Any) -> None:
         for copied in (copy.copy, copy.deepcopy):
             with pytest.raises(NotImplementedError):
                 copied(cache)
-        cache.batch_repeat_interleave(2)  # of an empty cache there is nothing to repeat
         greedy(llama, {"input_ids": prompt(1, 4)}, cache=cache)
-        with pytest.raises(NotImplementedError, match="batch_repeat_interleave"):
-            cache.batch_repeat_interleave(2)
+        for move in (cache.layers[0].reorder_cache, cache.layers[0].batch_select_indices):
+            with pytest.raises(NotImplementedError, match="share their rows"):
+                move(torch.tensor([0]))
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma2", "GptOss"])
 def test_calls_without_the_cache_stay_local(client: attnd.Client, name: str) -> None:
-    model = tiny(name, **ARCHITECTURES.get(name, {}))
+    model = tiny(name, **SUPPORTED[name])
     inputs = left_padded((14, 5))
     local = greedy(model, inputs)
     with torch.no_grad():

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .masks import NAME, MaskPlan, mask_plan
-from .remote import LayerKind
+from .sessions import LayerKind, SessionKind
 
 if TYPE_CHECKING:
     from .layer import RemoteLayer
@@ -72,17 +72,14 @@ def attention(
     """A layer of a RemoteCache: the server's attention. Anything else (vision towers, no cache): the model's own."""
     layer, _thread.pending = _thread.pending, None
     owner: RemoteLayer | None = getattr(key, "attnd_layer", None)
-    if layer is None:
-        if owner is not None:
-            raise NotImplementedError(
-                f"{type(module).__name__} attends to the K and V of layer {owner.index}, which are in attnd; layers "
-                "that share them are not supported"
-            )
+    if layer is None and owner is None:
         return _attend_locally(module, query, key, value, attention_mask, scaling, dropout, kwargs)
+    stores = layer is not None
+    layer = layer or owner
+    assert layer is not None
     name = layer.state.model_name
-    if owner is not layer or value is not layer.value:
+    if owner is not layer or not layer.gave(key, value):
         raise NotImplementedError(f"{name} changes K or V between its cache and its attention; that is not supported")
-    layer.value = None
     kind = _kind(name, module, query, key, value, scaling, dropout, kwargs)
     if not isinstance(attention_mask, MaskPlan):
         given = "no mask" if attention_mask is None else f"a mask of its own ({type(attention_mask).__name__})"
@@ -90,7 +87,9 @@ def attention(
             f"{name} came with {given}; only padding (a 2D attention_mask) and what transformers derives from it are "
             "supported"
         )
-    return layer.state.attend(layer.index, kind, attention_mask, query, key, value), None
+    # A layer without K and V of its own (Gemma 3n's last ones) asks the layer that has them, with its queries alone.
+    new = (key, value) if stores else (None, None)
+    return layer.state.attend(layer.index, kind, attention_mask, query, *new), None
 
 
 def _kind(
@@ -119,13 +118,16 @@ def _kind(
     for option, given in kwargs.items():
         if given is not None and option not in _WITHOUT_EFFECT:
             raise NotImplementedError(f"{name} passes {option} to its attention, which is not supported")
-    return LayerKind(
+    session = SessionKind(
         num_q_heads=query.shape[1],
         num_kv_heads=key.shape[1],
         head_dim=query.shape[3],
         value_dim=value.shape[3],
         scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
         softcap=None if softcap is None else float(softcap),
+    )
+    return LayerKind(
+        session,
         window=None if window is None else int(window),
         sinks=None if sinks is None else tuple(float(sink) for sink in sinks.detach().reshape(-1).tolist()),
     )

@@ -13,8 +13,9 @@ from ..client import DEFAULT_TIMEOUT, Client
 from ..tensors import KV_DTYPES, choice
 from .attention import attach, release, restore_if_unused
 from .layer import RemoteLayer
-from .remote import RemoteOptions, RemoteState
-from .support import check_supported
+from .remote import RemoteState
+from .sessions import RemoteOptions
+from .support import check_supported, layer_windows
 
 
 class RemoteCache(Cache):
@@ -33,7 +34,8 @@ class RemoteCache(Cache):
         kv_dtype: how K and V are stored: "f32", "bf16", "f16" or "int8".
         max_tokens: longest row; None: as the server's cache allows.
         ttl: seconds of idleness after which the rows expire; None: the server's.
-        reserve_tokens: cache memory taken at once for this many tokens of every row.
+        reserve_tokens: cache memory taken at once for this many tokens of every row; where layers differ in heads or
+            dims (Gemma 4), for as many again with each sort of layer.
         token, tls_roots, timeout: of the ``attnd.Client`` that is made for "host:port".
 
     Raises:
@@ -63,10 +65,10 @@ class RemoteCache(Cache):
         else:
             client = self._own_client = Client(server, token=token, tls_roots=tls_roots, timeout=timeout)
         config = model.config.get_text_config(decoder=True)
-        layers = int(config.num_hidden_layers)
         options = RemoteOptions(kv_dtype, max_tokens, ttl, reserve_tokens)
-        self.state = RemoteState(client, type(model).__name__, config, layers, options)
-        super().__init__(layers=[RemoteLayer(self.state, index) for index in range(layers)])
+        windows = layer_windows(config)
+        self.state = RemoteState(client, type(model).__name__, config, windows, options)
+        super().__init__(layers=[RemoteLayer(self.state, index) for index in range(len(windows))])
         attach(model)
         self._model = weakref.ref(model)
         # The layers refer to the state and not to the cache, so it goes as soon as nobody holds it.
@@ -80,7 +82,7 @@ class RemoteCache(Cache):
 
     @property
     def session_ids(self) -> list[str]:
-        """The rows' sessions, in the order of the batch; models with several kinds of layers have several per row."""
+        """The rows' sessions, in the order of the batch; where layers differ in heads or dims, set after set."""
         return self.state.sessions.ids()
 
     def close(self) -> None:
@@ -101,6 +103,14 @@ class RemoteCache(Cache):
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Beam search: row i goes on with the tokens of row beam_idx[i]. The server shares them and copies nothing."""
         self.state.reorder([int(row) for row in beam_idx])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row ``repeats`` times, one copy after the other. Forks on the server, which copy nothing."""
+        self.state.repeat(repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """The rows become those named, in this order: forked where named twice, closed where not named."""
+        self.state.select(indices)
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise NotImplementedError("a copy of a RemoteCache would share its sessions; run the prompt in a new one")

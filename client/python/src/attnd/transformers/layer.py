@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import Any, NoReturn
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
@@ -24,7 +25,7 @@ class RemoteLayer(CacheLayerMixin):
         super().__init__()
         self.state = state
         self.index = index
-        self.value: torch.Tensor | None = None
+        self._given: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.is_initialized = True
@@ -39,8 +40,12 @@ class RemoteLayer(CacheLayerMixin):
         # A view of its own: a tensor that a model keeps and attends to later must not carry an old mark.
         key_states = key_states.view_as(key_states)
         key_states.attnd_layer = self  # type: ignore[attr-defined]
-        self.value = value_states
+        self._given = (weakref.ref(key_states), weakref.ref(value_states))
         return key_states, value_states
+
+    def gave(self, key: torch.Tensor, value: torch.Tensor) -> bool:
+        """Whether the last update() returned these very tensors."""
+        return self._given is not None and self._given[0]() is key and self._given[1]() is value
 
     def get_seq_length(self) -> int:
         return self.state.slots[self.index]
@@ -76,14 +81,13 @@ class RemoteLayer(CacheLayerMixin):
         pass
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        raise NotImplementedError("the layers of a RemoteCache share their rows: reorder the whole cache")
+        self._refuse_alone()
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._refuse_if_filled("batch_repeat_interleave")
+        self._refuse_alone()
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._refuse_if_filled("batch_select_indices")
+        self._refuse_alone()
 
-    def _refuse_if_filled(self, what: str) -> None:
-        if self.get_seq_length() > 0:
-            raise NotImplementedError(f"{what} of a filled RemoteCache needs forked sessions, which it has not")
+    def _refuse_alone(self) -> NoReturn:
+        raise NotImplementedError("the layers of a RemoteCache share their rows: move those of the whole cache")

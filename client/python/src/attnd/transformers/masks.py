@@ -42,10 +42,23 @@ class MaskPlan:
         self.padding = self._padding()
 
     def __getattr__(self, name: str) -> Any:
-        raise NotATensor(f"the model reads its attention mask ({name}) before the attention; that is not supported")
+        raise NotATensor(
+            f"{self._owner()} reads its attention mask ({name}) before the attention; that is not supported"
+        )
 
-    def __getitem__(self, _: Any) -> Any:
-        raise NotATensor("the model cuts its attention mask before the attention; that is not supported")
+    def __getitem__(self, index: Any) -> MaskPlan:
+        """mask[:, :, a:b, :], the mask of some of the queries only (Gemma 4's last layers); nothing else."""
+        everything = slice(None)
+        if isinstance(index, tuple) and len(index) == 4 and isinstance(index[2], slice):
+            first, last, stride = index[2].indices(self.q_length)
+            if (*index[:2], index[3]) == (everything,) * 3 and stride == 1 and first < last:
+                chosen = {"q_offset": self.q_offset + first, "q_length": last - first}
+                return MaskPlan({**self._arguments, **chosen})
+        raise NotATensor(f"{self._owner()} cuts its attention mask before the attention; that is not supported")
+
+    def _owner(self) -> str:
+        """The model, by its configuration: nothing else is known where a mask is made."""
+        return str(type(self._arguments.get("config")).__name__).removesuffix("Config") or "the model"
 
     def build(self, implementation: str) -> Any:
         """The mask of a local attention implementation."""

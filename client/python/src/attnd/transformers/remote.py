@@ -2,124 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..client import Client
-from ..config import SessionConfig
-from ..errors import AttndError, SessionLost, make_error
+from ..errors import AttndError, SessionLost, TokensFreed, make_error
 from ..steps import Segment, StepTensors, segment_error, step_request
 from . import wire
 from .masks import NAME, MaskPlan
 from .rows import RowPart, Rows, StepRows
+from .sessions import LayerKind, RemoteOptions, Sessions
 
 # Most bytes of Q, K and V in one step; longer prompts go in several. Half of what both ends accept by default.
 STEP_BYTES = 32 << 20
-# Closing happens also while the interpreter ends or a server is gone: it must not take long.
-CLOSE_TIMEOUT = 2.0
 
-
-@dataclass(frozen=True)
-class LayerKind:
-    """What a session fixes at its creation. Layers of one kind share a session per row."""
-
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int
-    scale: float
-    softcap: float | None
-    window: int | None
-    sinks: tuple[float, ...] | None
-
-
-@dataclass(frozen=True)
-class RemoteOptions:
-    """As ``RemoteCache`` takes them."""
-
-    kv_dtype: str
-    max_tokens: int | None
-    ttl: float | None
-    reserve_tokens: int
-
-
-class Sessions:
-    """The sessions of one cache: one per row and kind of layer. Owned by the process that made them."""
-
-    def __init__(self, client: Client, num_layers: int, options: RemoteOptions) -> None:
-        self._client = client
-        self._num_layers = num_layers
-        self._options = options
-        self._pid = os.getpid()
-        self._by_kind: dict[LayerKind, list[str]] = {}
-
-    def of(self, kind: LayerKind, batch: int) -> list[str]:
-        """The session ids of the rows, created at first use."""
-        if kind not in self._by_kind:
-            ids: list[str] = []
-            try:
-                for _ in range(batch):
-                    ids.append(self._client.create_session(self._config(kind)).session_id)
-            except BaseException:
-                self._close_all(ids)
-                raise
-            self._by_kind[kind] = ids
-        return self._by_kind[kind]
-
-    def ids(self) -> list[str]:
-        return [session_id for ids in self._by_kind.values() for session_id in ids]
-
-    def reorder(self, sources: list[int]) -> None:
-        for ids in self._by_kind.values():
-            self._client.reorder(ids, sources)
-
-    def close(self) -> None:
-        """Frees them on the server. A server that does not answer keeps them until their time to live ends."""
-        ids = self.ids() if self._pid == os.getpid() else []
-        self._by_kind.clear()
-        self._close_all(ids)
-
-    def _close_all(self, ids: list[str]) -> None:
-        for session_id in ids:
-            try:
-                with contextlib.suppress(SessionLost):
-                    self._client.close_session(session_id, timeout=CLOSE_TIMEOUT)
-            except AttndError:
-                return
-
-    def _config(self, kind: LayerKind) -> SessionConfig:
-        return SessionConfig(
-            num_layers=self._num_layers,
-            num_q_heads=kind.num_q_heads,
-            num_kv_heads=kind.num_kv_heads,
-            head_dim=kind.head_dim,
-            value_dim=kind.value_dim,
-            kv_dtype=self._options.kv_dtype,
-            scale=kind.scale,
-            softcap=kind.softcap,
-            causal=True,
-            window=kind.window,
-            sinks=kind.sinks,
-            max_tokens=self._options.max_tokens,
-            ttl=self._options.ttl,
-            reserve_tokens=self._options.reserve_tokens,
-        )
+_START_AGAIN = "make a new cache and run the whole prompt again"
 
 
 class RemoteState:
-    """What all layers of a cache share: the rows, and how far each layer is, here and on the server."""
+    """What all layers of a cache share: the rows, and how far each layer is, here and on the server.
 
-    def __init__(self, client: Client, model_name: str, config: Any, num_layers: int, options: RemoteOptions) -> None:
+    Args:
+        config: of the model's decoder.
+        windows: of each layer, as the configuration has it.
+    """
+
+    def __init__(
+        self, client: Client, model_name: str, config: Any, windows: Sequence[int | None], options: RemoteOptions
+    ) -> None:
         self.client = client
-        self.sessions = Sessions(client, num_layers, options)
+        self.sessions = Sessions(client, windows, options)
         self.model_name = model_name
         self._config = config
         self.closed = False
-        self._num_layers = num_layers
+        self._num_layers = len(windows)
         self._limits: tuple[int, int] | None = None
         self.reset()
 
@@ -163,41 +81,76 @@ class RemoteState:
         except AttndError as error:
             self.closed = True
             self.sessions.close()
-            hint = "the rows of this cache are lost: make a new cache and run the whole prompt again"
-            raise make_error(error.code, f"{error.message}; {hint}", error.reason, error.metadata) from error
-        self.rows.reorder(sources)
+            raise _with_hint(error, "the rows of this cache are lost: " + _START_AGAIN) from error
+        self._take_rows(sources)
+
+    def select(self, indices: torch.Tensor) -> None:
+        """The rows become rows indices[0], indices[1], ..., which may be more or fewer than before.
+
+        Raises:
+            AttndError: the rows are as before.
+        """
+        self.check_usable()
+        if self.rows is None:
+            return
+        sources = torch.arange(self.rows.batch)[indices.to("cpu")].tolist()
+        if not sources:
+            raise ValueError("no row is selected; reset() empties a cache")
+        self.sessions.select(sources)
+        self._take_rows(sources)
+
+    def repeat(self, repeats: int) -> None:
+        """Every row ``repeats`` times, one copy after the other."""
+        if self.rows is not None:
+            self.select(torch.arange(self.rows.batch).repeat_interleave(repeats))
+
+    def _take_rows(self, sources: list[int]) -> None:
+        assert self.rows is not None
+        self.rows.select(sources)
         self._sent = [[sent[row] for row in sources] for sent in self._sent]
 
     def attend(
-        self, layer: int, kind: LayerKind, plan: MaskPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self,
+        layer: int,
+        kind: LayerKind,
+        plan: MaskPlan,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
     ) -> torch.Tensor:
         """One layer's step for all rows.
 
         Args:
-            q: [batch, num_q_heads, new, head_dim]; k and v: [batch, num_kv_heads, new, dim].
+            q: [batch, num_q_heads, new, head_dim].
+            k, v: [batch, num_kv_heads, new, dim]; None: another layer's queries, over K and V that came before.
 
         Returns:
             [batch, new, num_q_heads, value_dim] in q's dtype and on its device; zeros where a slot is padding.
 
         Raises:
             AttndError: the cache is as it was before this forward pass, in all layers, and can go on from there unless
-                the error says that the session is lost.
+                the error says that the session is lost, or that tokens are.
         """
-        step = self._check(layer, kind, plan, q)
+        new = q.shape[2]
+        past = self.slots[layer] - (new if k is None else 0)
         try:
+            step = self._check(layer, kind, plan, q, past)
             out = self._send(layer, kind, step, q, k, v)
         except SessionLost as error:
-            self._roll_back()
-            hint = "the server lost a row of this cache: make a new cache and run the whole prompt again"
-            raise make_error(error.code, f"{error.message}; {hint}", error.reason, error.metadata) from error
+            self._roll_back(past)
+            raise _with_hint(error, "the server lost a row of this cache: " + _START_AGAIN) from error
+        except TokensFreed as error:
+            self._roll_back(past)
+            hint = "this cache was cropped to a place whose window is gone, or a prompt is too long for one step: "
+            raise _with_hint(error, hint + "reset() it, and run the whole prompt again or in parts") from error
         except BaseException:
-            self._roll_back()
+            self._roll_back(past)
             raise
-        self.slots[layer] += q.shape[2]
+        self.slots[layer] = past + new
         return out
 
-    def _check(self, layer: int, kind: LayerKind, plan: MaskPlan, q: torch.Tensor) -> StepRows:
-        batch, new, past = q.shape[0], q.shape[2], self.slots[layer]
+    def _check(self, layer: int, kind: LayerKind, plan: MaskPlan, q: torch.Tensor, past: int) -> StepRows:
+        batch, new = q.shape[0], q.shape[2]
         if self.rows is None:
             self.rows = Rows(batch)
             self._sent = [[0] * batch for _ in range(self._num_layers)]
@@ -220,28 +173,32 @@ class RemoteState:
         return step
 
     def _send(
-        self, layer: int, kind: LayerKind, step: StepRows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self,
+        layer: int,
+        kind: LayerKind,
+        step: StepRows,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
     ) -> torch.Tensor:
-        ids = self.sessions.of(kind, q.shape[0])
+        ids = self.sessions.of(layer, kind, q.shape[0])
         real = None if step.real is None else torch.from_numpy(step.real).to(q.device)
-        q_rows, k_rows, v_rows = (_rows_of(tensor, real) for tensor in (q, k, v))
+        named = {name: t for name, t in (("query", q), ("key", k), ("value", v)) if t is not None}
+        rows = {name: _rows_of(tensor, real) for name, tensor in named.items()}
         pieces = []
-        for parts in _cut(step.parts, self._most_tokens(q_rows, k_rows, v_rows)):
+        for parts in _cut(step.parts, self._most_tokens(*rows.values())):
             tokens = slice(parts[0].first, parts[-1].first + parts[-1].count)
-            tensors = StepTensors(
-                wire.encode("query", q_rows[tokens]),
-                wire.encode("key", k_rows[tokens]),
-                wire.encode("value", v_rows[tokens]),
-            )
+            encoded = {name: wire.encode(name, tensor[tokens]) for name, tensor in rows.items()}
+            tensors = StepTensors(encoded["query"], encoded.get("key"), encoded.get("value"))
             pieces.append(self._send_parts(layer, ids, parts, tensors, kind))
-        shape = (q.shape[0], q.shape[2], kind.num_q_heads, kind.value_dim)
+        shape = (q.shape[0], q.shape[2], kind.session.num_q_heads, kind.session.value_dim)
         if not pieces:
             return q.new_zeros(shape)
-        rows = torch.cat(pieces).to(q.device) if len(pieces) > 1 else pieces[0].to(q.device)
+        answers = torch.cat(pieces).to(q.device) if len(pieces) > 1 else pieces[0].to(q.device)
         if real is None:
-            return rows.reshape(shape)
+            return answers.reshape(shape)
         out = q.new_zeros(shape)
-        out[real] = rows
+        out[real] = answers
         return out
 
     def _most_tokens(self, *tensors: torch.Tensor) -> int:
@@ -256,14 +213,16 @@ class RemoteState:
     def _send_parts(
         self, layer: int, ids: list[str], parts: list[RowPart], tensors: StepTensors, kind: LayerKind
     ) -> torch.Tensor:
-        sent = self._sent[layer]
+        # What queries alone ask changes nothing on the server.
+        sent = self._sent[layer] if tensors.k is not None else [0] * len(ids)
         segments = [
             Segment(ids[part.row], part.count, part.start, rewind=sent[part.row] > part.start) for part in parts
         ]
         # Until an answer says otherwise the tokens may have arrived.
         for part in parts:
             sent[part.row] = max(sent[part.row], part.start + part.count)
-        answer = self.client.send_step(step_request(layer, segments, tensors))
+        request = step_request(layer, segments, tensors, return_lse=kind.sinks is not None)
+        answer = self.client.send_step(request)
         failures = []
         for part, result in zip(parts, answer.segments, strict=True):
             error = segment_error(result)
@@ -273,12 +232,32 @@ class RemoteState:
                 sent[part.row] = part.start + part.count
         if failures:
             raise failures[0]
-        return wire.decode(answer.out, (tensors.num_tokens, kind.num_q_heads, kind.value_dim))
+        heads = kind.session.num_q_heads
+        out = wire.decode(answer.out, (tensors.num_tokens, heads, kind.session.value_dim))
+        if kind.sinks is None:
+            return out
+        return _with_sinks(out, wire.decode(answer.lse, (tensors.num_tokens, heads)), kind.sinks)
 
-    def _roll_back(self) -> None:
+    def _roll_back(self, start: int) -> None:
         """Forgets the forward pass that failed: layers before the failing one have its slots already."""
-        start = min(self.slots)
-        self.slots = [start] * self._num_layers
+        self.slots = [min(slots, start) for slots in self.slots]
+
+
+def _with_hint(error: AttndError, hint: str) -> AttndError:
+    return make_error(error.code, f"{error.message}; {hint}", error.reason, error.metadata)
+
+
+def _with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: tuple[float, ...]) -> torch.Tensor:
+    """Attention as if exp(sink) had joined each row's denominator: exp(lse) / (exp(lse) + exp(sink)) of it.
+
+    A session has one set of sinks for all of its layers, and models have one for each. Here, layers share a session.
+
+    Args:
+        out: [tokens, num_q_heads, value_dim], without sinks.
+        lse: float32 [tokens, num_q_heads].
+    """
+    weights = torch.sigmoid(lse - torch.tensor(sinks, dtype=torch.float32))
+    return (out.float() * weights[..., None]).to(out.dtype)
 
 
 def _rows_of(tensor: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:

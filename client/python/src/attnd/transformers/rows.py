@@ -83,8 +83,10 @@ class Rows:
         self._last = (key, past, new, result)
         return result
 
-    def reorder(self, sources: list[int]) -> None:
+    def select(self, sources: list[int]) -> None:
+        """The rows become rows sources[0], sources[1], ...."""
         self._real = self._real[sources]
+        self.batch = len(sources)
         self._last = None
 
     def lengths(self, slots: int) -> tuple[int, ...]:

@@ -6,8 +6,9 @@ from typing import Any
 
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-# Layers whose state is K and V of every token; windows are applied by the server.
-ATTENTION_LAYERS = ("full_attention", "sliding_attention")
+# Layers whose state is K and V of every token (windows are applied by the server), and layers that keep none: they
+# attend to another layer's K and V, or do not attend at all.
+ATTENTION_LAYERS = ("full_attention", "sliding_attention", "dummy")
 
 
 def check_supported(model: Any) -> None:
@@ -29,5 +30,12 @@ def check_supported(model: Any) -> None:
         raise NotImplementedError(
             f"{name} has layers of type {', '.join(others)}; only K and V of attention are supported"
         )
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise NotImplementedError(f"{name} has layers that share the K and V of others (num_kv_shared_layers)")
+
+
+def layer_windows(config: Any) -> list[int | None]:
+    """Each layer's window in tokens, None where it has none, as the configuration of a decoder has them."""
+    types, options = get_layer_types_and_kwargs(config)
+    return [
+        option.get("sliding_window") if kind == "sliding_attention" else None
+        for kind, option in zip(types, options, strict=True)
+    ]
