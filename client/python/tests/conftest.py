@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from running_server import Server, binary
@@ -11,6 +13,7 @@ from running_server import Server, binary
 import attnd
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 
 
 @pytest.fixture(scope="session")
