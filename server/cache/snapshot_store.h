@@ -74,7 +74,6 @@ class SnapshotStore {
     const std::string path_;
     const FailIo fail_io_;
     int64_t read_ = 0;
-    int64_t asked_ = 0;  // how far the disk was asked to read
   };
 
   // Makes the directory when it is not there (its parent must be), takes its lock and removes what a killed process was
