@@ -8,12 +8,12 @@ namespace {
 void PrintJson(const Case& c, const Row& row, double ratio) {
   std::printf(
       "{\"name\": \"%s\", \"shape\": \"%s\", \"tokens\": %lld, \"kv\": \"%s\", \"threads\": %d, "
-      "\"median_us\": %.2f, \"value\": %.3f, \"unit\": \"%s\", \"roof\": %.3f, \"ratio\": %.3f, \"bound\": \"%s\", "
+      "\"median_us\": %.2f, \"value\": %.6g, \"unit\": \"%s\", \"roof\": %.6g, \"ratio\": %.6g, \"bound\": \"%s\", "
       "\"batch\": %d, \"queries\": %lld, \"history\": %lld, \"shared\": %lld, \"resident\": \"%s\"",
       row.name.c_str(), c.shape.name.c_str(), static_cast<long long>(c.tokens), KvName(c.kv), c.threads, row.median_us,
       row.value, row.unit, row.roof, ratio, row.bound, c.batch, static_cast<long long>(c.queries),
       static_cast<long long>(c.history), static_cast<long long>(c.shared), ResidencyName(c.residency));
-  for (const auto& [name, number] : row.numbers) std::printf(", \"%s\": %.3f", name, number);
+  for (const auto& [name, number] : row.numbers) std::printf(", \"%s\": %.6g", name, number);
   for (const auto& [name, word] : row.words) std::printf(", \"%s\": \"%s\"", name, word.c_str());
   std::printf("}\n");
 }
