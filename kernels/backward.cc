@@ -47,16 +47,14 @@ int64_t BackwardTiles(const BackwardWork& work, int64_t queries) {
   return queries == work.num_queries ? NumRowTiles(rows) : rows / kBackwardTileRows;
 }
 
-void SinkGradients(const BackwardWork& work, float* d_sinks) {
+double SinkGradient(const BackwardWork& work, int head) {
   const int heads = work.heads.num_q_heads;
-  for (int h = 0; h < heads; ++h) {
-    double sum = 0;
-    for (int64_t i = 0; i < work.num_queries; ++i) {
-      const BackwardRow& row = work.rows[i * heads + h];
-      sum -= std::exp(work.softmax.sinks[h] - row.lse) * row.mean;  // the row formula of a column whose u is 0
-    }
-    d_sinks[h] = static_cast<float>(sum);
+  double sum = 0;
+  for (int64_t i = 0; i < work.num_queries; ++i) {
+    const BackwardRow& row = work.rows[i * heads + head];
+    sum -= std::exp(work.softmax.sinks[head] - row.lse) * row.mean;  // the row formula of a column whose u is 0
   }
+  return sum;
 }
 
 struct BackwardBatch::State {

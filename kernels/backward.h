@@ -61,8 +61,9 @@ struct BackwardWork {
 // Row tiles of each kv head that lie within the first `queries` queries (or all, when these are all).
 int64_t BackwardTiles(const BackwardWork& work, int64_t queries);
 
-// d_sinks [num_q_heads], from the rows of a work whose tiles are all done. REQUIRES: softmax.sinks.
-void SinkGradients(const BackwardWork& work, float* d_sinks);
+// d_sink of a query head, from the rows of a work whose tiles are all done; it may be beyond float's range. REQUIRES:
+// softmax.sinks.
+double SinkGradient(const BackwardWork& work, int head);
 
 // Computes stretches of row tiles of several works, in two phases: all tasks of the first, in any order and on any
 // threads, before those of the second.

@@ -166,6 +166,16 @@ TEST_F(AttendBackwardTest, ErrorsNameWhatDisagrees) {
        },
        "GRADIENT_OVERFLOW",
        {"row 0", "head 0"}},
+      {[](auto* r) {  // half of 9e38 on the key, and half of that from the sink, twice
+         r->set_num_queries(2), r->set_num_keys(1);
+         *r->mutable_q() = F32({0, 0});
+         *r->mutable_k() = F32({0});
+         *r->mutable_v() = F32({3});
+         *r->mutable_d_out() = F32({3e38f, 3e38f});
+         r->mutable_softmax()->add_sinks(0);
+       },
+       "GRADIENT_OVERFLOW",
+       {"d_sinks", "head 0"}},
   };
   for (const Refusal& refusal : refusals) {
     v1::AttendBackwardRequest request = Seed();

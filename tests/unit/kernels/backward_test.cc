@@ -158,8 +158,7 @@ Gradients Differentiate(const Case& c, const How& how = {}) {
     done = tiles;
   }
   if (p.softmax.sinks != nullptr) {
-    g.d_sinks.assign(p.heads.num_q_heads, kNaN);
-    SinkGradients(work, g.d_sinks.data());
+    for (int h = 0; h < p.heads.num_q_heads; ++h) g.d_sinks.push_back(static_cast<float>(SinkGradient(work, h)));
   }
   return g;
 }
@@ -340,6 +339,25 @@ TEST(Backward, SaturatedSoftcap) {
   for (float& q : c.problem.q) q = 0.5f;
   for (size_t j = 0; j < c.problem.k.size(); ++j) c.problem.k[j] = 0.4f + 0.01f * static_cast<float>(j % 7);
   ExpectRight(c);
+}
+
+// A cap that all scores are far below: tanh(z) is z but for its last digits.
+TEST(Backward, VastSoftcap) {
+  for (const float cap : {30.0f, 1e4f, 1e20f, 3e38f}) {
+    Case c({4, 8}, {2, 1}, 5, 30);
+    c.problem.softmax.softcap = cap;
+    ExpectRight(c);
+  }
+  Case seed({1, 1}, {1, 1}, 1, 2);
+  seed.problem.softmax.softmax_scale = 1.0f;
+  seed.problem.softmax.softcap = 1e20f;
+  seed.problem.q = {1.0f};
+  seed.problem.k = {0.0f, std::log(3.0f)};
+  seed.problem.v = {1.0f, 3.0f};
+  seed.d_out = {1.0f};
+  const Gradients g = Differentiate(seed);
+  EXPECT_NEAR(g.d_k[0], -0.375f, 1e-7);
+  EXPECT_NEAR(g.d_k[1], 0.375f, 1e-7);
 }
 
 TEST(Backward, EmptyRowsHaveNoGradients) {
