@@ -47,7 +47,8 @@ void WriteBlockRows(SegmentRun* run, int64_t begin, int64_t end, int head) {
 
 }  // namespace
 
-int64_t VisibleKeys(const SoftmaxOptions& softmax, int64_t num_queries, int64_t num_keys) {
+int64_t VisibleKeys(const SoftmaxOptions& softmax, int64_t first_position, int64_t num_queries, int64_t num_keys) {
+  if (softmax.causal) num_keys = std::clamp<int64_t>(first_position + num_queries, 0, num_keys);
   // A row that is not causal sees beyond itself, and may be far from the end.
   if (softmax.window == 0 || !softmax.causal) return num_keys;
   return std::min(num_keys, num_queries + std::min(num_keys, softmax.window - 1));
@@ -138,7 +139,7 @@ void BatchRunner::Attend(absl::Span<const ChunkWork> chunks) {
       ++piece;
     }
     estimated_us_ += EstimateAttendUs(work.shape, work.heads, work.num_queries,
-                                      VisibleKeys(work.softmax, work.num_queries, work.num_keys));
+                                      VisibleKeys(work.softmax, work.first_position, work.num_queries, work.num_keys));
     batch_.Add(work);
   }
   const int tasks = batch_.Plan();
@@ -168,15 +169,15 @@ void BatchRunner::Differentiate(absl::Span<const ChunkWork> chunks) {
     // Tiles of 64 rows, whatever the chunks are: one that a chunk cuts is computed with the chunk that ends it.
     const int64_t tiles = BackwardTiles(backward->work, chunk.end);
     backward_batch_.Add(backward->work, backward->tiles_done, tiles);
+    us += EstimateUsPerKey(*chunk.run) / chunk.run->heads.group_size() *
+          static_cast<double>(BackwardPairs(backward->work, backward->tiles_done, tiles));
     backward->tiles_done = tiles;
-    us += EstimateUsPerKey(*chunk.run) * static_cast<double>(chunk.end - chunk.begin) *
-          static_cast<double>(VisibleKeys(chunk.run->softmax, chunk.end - chunk.begin, chunk.run->num_keys));
   }
   estimated_us_ += us;
   backward_batch_.Plan();
   for (int phase = 0; phase < BackwardBatch::kPhases; phase++) {
     ForEach(backward_batch_.num_tasks(phase), us,
-            [this, phase](int64_t task, int thread) { backward_batch_.Run(phase, static_cast<int>(task), thread); });
+            [this, phase](int64_t task, int) { backward_batch_.Run(phase, static_cast<int>(task)); });
   }
   gradient_check_.Run(chunks,
                       [this](int64_t tasks, double check_us, GradientCheck::Task f) { ForEach(tasks, check_us, f); });

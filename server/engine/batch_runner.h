@@ -22,8 +22,9 @@
 
 namespace attnd {
 
-// Of `num_keys` keys, those that the window leaves for the last `num_queries` rows together.
-int64_t VisibleKeys(const SoftmaxOptions& softmax, int64_t num_queries, int64_t num_keys);
+// Of `num_keys` keys, those that causality and the window leave for `num_queries` rows from `first_position` on
+// together.
+int64_t VisibleKeys(const SoftmaxOptions& softmax, int64_t first_position, int64_t num_queries, int64_t num_keys);
 
 // Roughly how long one thread attends, in microseconds: `num_queries` rows per head over `num_keys` keys.
 double EstimateAttendUs(const KvShape& shape, const HeadCounts& heads, int64_t num_queries, int64_t num_keys);
