@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cmath>
 #include <deque>
+#include <mutex>
 
 #include "kernels/backward_tile.h"
 #include "kernels/row_range.h"
@@ -47,16 +48,38 @@ int64_t BackwardTiles(const BackwardWork& work, int64_t queries) {
   return queries == work.num_queries ? NumRowTiles(rows) : rows / kBackwardTileRows;
 }
 
-void SinkGradients(const BackwardWork& work, float* d_sinks) {
-  const int heads = work.heads.num_q_heads;
-  for (int h = 0; h < heads; ++h) {
-    double sum = 0;
-    for (int64_t i = 0; i < work.num_queries; ++i) {
-      const BackwardRow& row = work.rows[i * heads + h];
-      sum -= std::exp(work.softmax.sinks[h] - row.lse) * row.mean;  // the row formula of a column whose u is 0
-    }
-    d_sinks[h] = static_cast<float>(sum);
+int64_t BackwardPairs(const BackwardWork& work, int64_t begin, int64_t end) {
+  const PlannedBackward planned(work);
+  int64_t pairs = 0;
+  for (int64_t t = begin; t < end; ++t) {
+    const RowTile tile = MakeRowTile(planned, 0, t);
+    const int64_t first = tile.key_tile_begin * kTileKeys,
+                  last = std::min(work.num_keys, tile.key_tile_end * kTileKeys);
+    pairs += tile.rows * (last - first);
   }
+  return pairs;
+}
+
+int64_t BackwardMemoryBytes(const BackwardWork& work) {
+  const int64_t rows = work.num_queries * work.heads.num_q_heads, keys = work.num_keys * work.heads.num_kv_heads;
+  return rows * static_cast<int64_t>(sizeof(BackwardRow)) +
+         keys * (work.head_dim + work.value_dim) * static_cast<int64_t>(sizeof(float));
+}
+
+void UseMemory(std::byte* memory, BackwardWork* work) {
+  work->rows = reinterpret_cast<BackwardRow*>(memory);
+  work->d_k_excess = reinterpret_cast<float*>(work->rows + work->num_queries * work->heads.num_q_heads);
+  work->d_v_excess = work->d_k_excess + work->num_keys * work->heads.num_kv_heads * work->head_dim;
+}
+
+double SinkGradient(const BackwardWork& work, int head) {
+  const int heads = work.heads.num_q_heads;
+  double sum = 0;
+  for (int64_t i = 0; i < work.num_queries; ++i) {
+    const BackwardRow& row = work.rows[i * heads + head];
+    sum -= std::exp(work.softmax.sinks[head] - row.lse) * row.mean;  // the row formula of a column whose u is 0
+  }
+  return sum;
 }
 
 struct BackwardBatch::State {
@@ -70,16 +93,47 @@ struct BackwardBatch::State {
     int64_t begin, end;  // row tiles, or key tiles in the second phase
   };
 
-  explicit State(int max_threads) : scratch(max_threads) {}
+  explicit State(int threads) : max_threads(threads) {}
 
+  void ReserveScratch();
+  BackwardScratch* TakeScratch();
+  void GiveBack(BackwardScratch* s);
   void AddKeyTasks(const Stretch& stretch);
   void RunKeyTile(const Task& task, int64_t key_tile, BackwardScratch* s);
 
   std::deque<Stretch> stretches;  // tasks point to them
   std::vector<Task> tasks[kPhases];
-  std::vector<BackwardScratch> scratch;
   bool whole = true;
+  const int max_threads;
+  std::deque<BackwardScratch> scratch;  // as many as were ever in use at a time
+  std::mutex mutex;
+  std::vector<BackwardScratch*> free;  // the last is taken first
 };
+
+// Threads are not numbered by how many are at work, so what a task needs is not tied to them. The first phase's tasks
+// take the first places only, since no more are ever taken at a time.
+void BackwardBatch::State::ReserveScratch() {
+  const size_t row_tasks = std::min<size_t>(max_threads, tasks[0].size());
+  const size_t places = std::min<size_t>(max_threads, std::max(tasks[0].size(), tasks[1].size()));
+  while (scratch.size() < places) scratch.emplace_back();
+  free.clear();
+  for (size_t i = places; i-- > 0;) {
+    for (const Stretch& stretch : stretches) scratch[i].Reserve(*stretch.planned.work, i < row_tasks ? kKeptKeys : 0);
+    free.push_back(&scratch[i]);
+  }
+}
+
+BackwardScratch* BackwardBatch::State::TakeScratch() {
+  const std::lock_guard lock(mutex);
+  BackwardScratch* const s = free.back();
+  free.pop_back();
+  return s;
+}
+
+void BackwardBatch::State::GiveBack(BackwardScratch* s) {
+  const std::lock_guard lock(mutex);
+  free.push_back(s);
+}
 
 // A key tile's rows begin and end with the key: only those are looked at.
 void BackwardBatch::State::AddKeyTasks(const Stretch& stretch) {
@@ -121,11 +175,8 @@ void BackwardBatch::Add(const BackwardWork& work, int64_t begin, int64_t end) {
 void BackwardBatch::Plan() {
   State& s = *state_;
   int64_t heads = 0;
-  for (const State::Stretch& stretch : s.stretches) {
-    heads += stretch.planned.work->heads.num_kv_heads;
-    for (BackwardScratch& scratch : s.scratch) scratch.Reserve(*stretch.planned.work);
-  }
-  const int64_t threads = static_cast<int64_t>(s.scratch.size());
+  for (const State::Stretch& stretch : s.stretches) heads += stretch.planned.work->heads.num_kv_heads;
+  const int64_t threads = s.max_threads;
   const int64_t rounds = (heads + threads - 1) / threads;
   s.whole = kWholeCost * rounds * threads <= kApartCost * heads;
   for (const State::Stretch& stretch : s.stretches) {
@@ -139,14 +190,21 @@ void BackwardBatch::Plan() {
     }
     if (!s.whole) s.AddKeyTasks(stretch);
   }
+  s.ReserveScratch();
+}
+
+size_t BackwardBatch::scratch_bytes() const {
+  size_t bytes = 0;
+  for (const BackwardScratch& scratch : state_->scratch) bytes += scratch.bytes();
+  return bytes;
 }
 
 int BackwardBatch::num_tasks(int phase) const { return static_cast<int>(state_->tasks[phase].size()); }
 
-void BackwardBatch::Run(int phase, int task_index, int thread) {
+void BackwardBatch::Run(int phase, int task_index) {
   State& s = *state_;
   const State::Task& task = s.tasks[phase][task_index];
-  BackwardScratch* scratch = &s.scratch[thread];
+  BackwardScratch* const scratch = s.TakeScratch();
   scratch->key_tile = -1;
   for (int64_t i = task.begin; i < task.end; ++i) {
     if (phase == 0) {
@@ -155,6 +213,7 @@ void BackwardBatch::Run(int phase, int task_index, int thread) {
       s.RunKeyTile(task, i, scratch);
     }
   }
+  s.GiveBack(scratch);
 }
 
 }  // namespace attnd

@@ -69,7 +69,13 @@ class Scorer {
       const VD z = hn::Div(s, cap_), one = hn::Set(d, 1.0);
       const VD e = ExpF64(d, hn::Mul(hn::Set(d, -2.0), hn::Abs(z)));
       const VD inverse = hn::Div(one, hn::Add(one, e));
-      s = hn::Mul(cap_, hn::CopySign(hn::Mul(hn::Sub(one, e), inverse), z));
+      // Near 0 the difference 1 - e loses z, and a large cap would multiply what is left: Taylor's series, to z^7.
+      const VD z2 = hn::Mul(z, z);
+      VD series = hn::MulAdd(hn::Set(d, -17.0 / 315), z2, hn::Set(d, 2.0 / 15));
+      series = hn::MulAdd(series, z2, hn::Set(d, -1.0 / 3));
+      series = hn::MulAdd(hn::Mul(series, z2), z, z);
+      const VD tanh = hn::CopySign(hn::Mul(hn::Sub(one, e), inverse), z);
+      s = hn::Mul(cap_, hn::IfThenElse(hn::Lt(hn::Abs(z), hn::Set(d, 0.01)), series, tanh));
       *d_score = hn::Mul(scale_, hn::Mul(hn::Mul(hn::Set(d, 4.0), e), hn::Mul(inverse, inverse)));
     }
     if (has_slopes_) s = hn::MulAdd(slopes_, hn::Sub(hn::Set(d, static_cast<double>(key)), positions_), s);

@@ -38,10 +38,15 @@ void NarrowToF32(const double* from, size_t count, float* to) {
   });
 }
 
-void AddRow(const float* from, size_t count, float* to) {
+// to += from, as Kahan sums: `excess` is what rounding has made `to` too large by.
+void AddRow(const float* from, size_t count, float* to, float* excess) {
   const hn::ScalableTag<float> d;
   ForVectors(hn::Lanes(d), count, [&](size_t i, size_t n) ATTND_STEP {
-    hn::StoreN(hn::Add(hn::LoadN(d, to + i, n), hn::LoadN(d, from + i, n)), d, to + i, n);
+    const auto before = hn::LoadN(d, to + i, n);
+    const auto part = hn::Sub(hn::LoadN(d, from + i, n), hn::LoadN(d, excess + i, n));
+    const auto after = hn::Add(before, part);
+    hn::StoreN(hn::Sub(hn::Sub(after, before), part), d, excess + i, n);
+    hn::StoreN(after, d, to + i, n);
   });
 }
 
@@ -98,11 +103,11 @@ void WidenKeys(const RowTile& tile, int64_t key_tile, const BackwardTensor& tens
 }
 
 // The scratch's part [keys][padded dim] += to rows of a gradient [num_keys, num_kv_heads, dim].
-void AddPart(const RowTile& tile, int64_t key_tile, int dim, const float* part, float* gradient) {
+void AddPart(const RowTile& tile, int64_t key_tile, int dim, const float* part, float* gradient, float* excess) {
   const int64_t kv_heads = tile.work().heads.num_kv_heads;
-  float* to = gradient + (key_tile * kTileKeys * kv_heads + tile.kv_head) * dim;
+  int64_t to = (key_tile * kTileKeys * kv_heads + tile.kv_head) * dim;
   for (int key = 0; key < tile.KeysOf(key_tile); ++key, to += kv_heads * dim) {
-    HWY_DYNAMIC_DISPATCH(AddRow)(part + key * BackwardScratch::PaddedDim(dim), dim, to);
+    HWY_DYNAMIC_DISPATCH(AddRow)(part + key * BackwardScratch::PaddedDim(dim), dim, gradient + to, excess + to);
   }
 }
 
@@ -137,7 +142,7 @@ int RowTile::KeysOf(int64_t key_tile) const {
   return static_cast<int>(std::min<int64_t>(kTileKeys, work().num_keys - key_tile * kTileKeys));
 }
 
-void BackwardScratch::Reserve(const BackwardWork& work) {
+void BackwardScratch::Reserve(const BackwardWork& work, int64_t kept_keys) {
   InitIsa();
   const size_t head_dim = work.head_dim, value_dim = work.value_dim;
   const size_t head_ld = PaddedDim(work.head_dim), value_ld = PaddedDim(work.value_dim);
@@ -147,13 +152,22 @@ void BackwardScratch::Reserve(const BackwardWork& work) {
   v_rows.Reserve(kTileKeys * value_ld * sizeof(double));
   q.Reserve(kLd * head_ld * sizeof(float));
   d_out.Reserve(kLd * value_ld * sizeof(float));
-  const int64_t tiles = std::min(work.num_keys, kKeptKeys) / kTileKeys + 1;
+  const int64_t tiles = std::max<int64_t>(1, (std::min(work.num_keys, kept_keys) + kTileKeys - 1) / kTileKeys);
   dots.Reserve(tiles * kTileDoubles * sizeof(double));
   d_p.Reserve(tiles * kTileDoubles * sizeof(double));
   p.Reserve(kTileDoubles * sizeof(float));
   d_s.Reserve(kTileDoubles * sizeof(float));
   d_q.Reserve(kLd * head_ld * sizeof(double));
   part.Reserve(kTileKeys * std::max(head_ld, value_ld) * sizeof(float));
+}
+
+size_t BackwardScratch::bytes() const {
+  size_t bytes = 0;
+  for (const AlignedBuffer* buffer :
+       {&q_columns, &d_out_columns, &k_rows, &v_rows, &q, &d_out, &dots, &d_p, &p, &d_s, &d_q, &part}) {
+    bytes += buffer->bytes();
+  }
+  return bytes;
 }
 
 void FillAllowed(const RowTile& tile, int64_t key_tile, BackwardScratch* scratch) {
@@ -273,13 +287,13 @@ void AddKeyGradients(const RowTile& tile, int64_t key_tile, BackwardScratch* scr
   x.b = scratch->q.As<float>();
   x.n = x.b_ld = x.c_ld = BackwardScratch::PaddedDim(work.head_dim);
   HWY_DYNAMIC_DISPATCH(MultiplyF32)(x);
-  AddPart(tile, key_tile, work.head_dim, x.c, work.d_k);
+  AddPart(tile, key_tile, work.head_dim, x.c, work.d_k, work.d_k_excess);
 
   x.a = scratch->p.As<float>();
   x.b = scratch->d_out.As<float>();
   x.n = x.b_ld = x.c_ld = BackwardScratch::PaddedDim(work.value_dim);
   HWY_DYNAMIC_DISPATCH(MultiplyF32)(x);
-  AddPart(tile, key_tile, work.value_dim, x.c, work.d_v);
+  AddPart(tile, key_tile, work.value_dim, x.c, work.d_v, work.d_v_excess);
 }
 
 }  // namespace attnd

@@ -15,7 +15,7 @@ namespace attnd {
 
 inline constexpr int kTileKeys = kBlockTokens;  // a word of allowed bits
 // Rows that see no more keep their tiles' products between the two passes over the keys: 1 KiB a key and thread.
-inline constexpr int64_t kKeptKeys = 4096;
+inline constexpr int64_t kKeptKeys = 512;
 
 // A work, and what row_range.h reads of it.
 struct PlannedBackward {
@@ -49,7 +49,9 @@ RowTile MakeRowTile(const PlannedBackward& planned, int kv_head, int64_t index);
 // run along the lanes of vectors: nothing is ever added across a vector.
 class BackwardScratch {
  public:
-  void Reserve(const BackwardWork& work);
+  // With room for the products of `kept_keys` keys, or one tile.
+  void Reserve(const BackwardWork& work, int64_t kept_keys);
+  size_t bytes() const;
 
   // Rows and columns are padded for whole vectors. What is computed of the padding is zero (rows, keys) or never used
   // (columns of f32).

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,30 +22,6 @@ absl::Status OverflowError(int64_t row, int head) {
                    absl::StrCat("a score or a sum of weighted values of query row ", row, ", head ", head,
                                 " is beyond the range of float"),
                    {{"row", absl::StrCat(row)}, {"head", absl::StrCat(head)}});
-}
-
-// Of the first gradient that is not finite; OK: all are.
-absl::Status CheckGradients(const BackwardWork& work) {
-  struct Gradient {
-    absl::string_view name;
-    const float* data;
-    int64_t rows;
-    int heads, dim;
-  };
-  const int q_heads = work.heads.num_q_heads, kv_heads = work.heads.num_kv_heads;
-  for (const Gradient& g : {Gradient{"d_q", work.d_q, work.num_queries, q_heads, work.head_dim},
-                            Gradient{"d_k", work.d_k, work.num_keys, kv_heads, work.head_dim},
-                            Gradient{"d_v", work.d_v, work.num_keys, kv_heads, work.value_dim}}) {
-    const int64_t row_elements = int64_t{g.heads} * g.dim;
-    const int64_t bad = FindNonFinite(reinterpret_cast<const std::byte*>(g.data), DType::kF32, g.rows * row_elements);
-    if (bad < 0) continue;
-    const int64_t row = bad / row_elements, head = bad / g.dim % g.heads;
-    return MakeError(absl::StatusCode::kInvalidArgument, "GRADIENT_OVERFLOW",
-                     absl::StrCat(g.name, " row ", row, ", head ", head, ", element ", bad % g.dim,
-                                  ", or a sum on the way to it, is beyond the range of float"),
-                     {{"tensor", std::string(g.name)}, {"row", absl::StrCat(row)}, {"head", absl::StrCat(head)}});
-  }
-  return absl::OkStatus();
 }
 
 void WriteBlockRows(SegmentRun* run, int64_t begin, int64_t end, int head) {
@@ -72,7 +47,8 @@ void WriteBlockRows(SegmentRun* run, int64_t begin, int64_t end, int head) {
 
 }  // namespace
 
-int64_t VisibleKeys(const SoftmaxOptions& softmax, int64_t num_queries, int64_t num_keys) {
+int64_t VisibleKeys(const SoftmaxOptions& softmax, int64_t first_position, int64_t num_queries, int64_t num_keys) {
+  if (softmax.causal) num_keys = std::clamp<int64_t>(first_position + num_queries, 0, num_keys);
   // A row that is not causal sees beyond itself, and may be far from the end.
   if (softmax.window == 0 || !softmax.causal) return num_keys;
   return std::min(num_keys, num_queries + std::min(num_keys, softmax.window - 1));
@@ -163,7 +139,7 @@ void BatchRunner::Attend(absl::Span<const ChunkWork> chunks) {
       ++piece;
     }
     estimated_us_ += EstimateAttendUs(work.shape, work.heads, work.num_queries,
-                                      VisibleKeys(work.softmax, work.num_queries, work.num_keys));
+                                      VisibleKeys(work.softmax, work.first_position, work.num_queries, work.num_keys));
     batch_.Add(work);
   }
   const int tasks = batch_.Plan();
@@ -193,22 +169,18 @@ void BatchRunner::Differentiate(absl::Span<const ChunkWork> chunks) {
     // Tiles of 64 rows, whatever the chunks are: one that a chunk cuts is computed with the chunk that ends it.
     const int64_t tiles = BackwardTiles(backward->work, chunk.end);
     backward_batch_.Add(backward->work, backward->tiles_done, tiles);
+    us += EstimateUsPerKey(*chunk.run) / chunk.run->heads.group_size() *
+          static_cast<double>(BackwardPairs(backward->work, backward->tiles_done, tiles));
     backward->tiles_done = tiles;
-    us += EstimateUsPerKey(*chunk.run) * static_cast<double>(chunk.end - chunk.begin) *
-          static_cast<double>(VisibleKeys(chunk.run->softmax, chunk.end - chunk.begin, chunk.run->num_keys));
   }
   estimated_us_ += us;
   backward_batch_.Plan();
   for (int phase = 0; phase < BackwardBatch::kPhases; phase++) {
     ForEach(backward_batch_.num_tasks(phase), us,
-            [this, phase](int64_t task, int thread) { backward_batch_.Run(phase, static_cast<int>(task), thread); });
+            [this, phase](int64_t task, int) { backward_batch_.Run(phase, static_cast<int>(task)); });
   }
-  for (const ChunkWork& chunk : chunks) {
-    BackwardRun* const backward = chunk.run->backward;
-    if (backward == nullptr || !chunk.run->status.ok() || chunk.end < chunk.run->num_tokens) continue;
-    chunk.run->status = CheckGradients(backward->work);
-    if (backward->d_sinks != nullptr) SinkGradients(backward->work, backward->d_sinks);
-  }
+  gradient_check_.Run(chunks,
+                      [this](int64_t tasks, double check_us, GradientCheck::Task f) { ForEach(tasks, check_us, f); });
 }
 
 }  // namespace attnd

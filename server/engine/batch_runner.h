@@ -1,6 +1,5 @@
-// Computes a batch: checks the callers' numbers, writes their keys and values into blocks, attends or
-// computes gradients. Knows nothing of
-// queues, the mutex or who waits for the answer: failures are left in the runs' statuses.
+// Computes a batch: checks the callers' numbers, writes their keys and values into blocks, attends or computes
+// gradients. Knows nothing of queues, the mutex or who waits for the answer: failures are left in the runs' statuses.
 //
 // One thread at a time may call Run.
 #ifndef ATTND_SERVER_ENGINE_BATCH_RUNNER_H_
@@ -16,14 +15,16 @@
 #include "absl/types/span.h"
 #include "kernels/attention.h"
 #include "kernels/backward.h"
+#include "server/engine/gradient_check.h"
 #include "server/engine/input_check.h"
 #include "server/engine/job.h"
 #include "server/engine/worker_pool.h"
 
 namespace attnd {
 
-// Of `num_keys` keys, those that the window leaves for the last `num_queries` rows together.
-int64_t VisibleKeys(const SoftmaxOptions& softmax, int64_t num_queries, int64_t num_keys);
+// Of `num_keys` keys, those that causality and the window leave for `num_queries` rows from `first_position` on
+// together.
+int64_t VisibleKeys(const SoftmaxOptions& softmax, int64_t first_position, int64_t num_queries, int64_t num_keys);
 
 // Roughly how long one thread attends, in microseconds: `num_queries` rows per head over `num_keys` keys.
 double EstimateAttendUs(const KvShape& shape, const HeadCounts& heads, int64_t num_queries, int64_t num_keys);
@@ -64,6 +65,7 @@ class BatchRunner {
   AttentionBatch batch_;
   BackwardBatch backward_batch_;
   InputCheck checks_;
+  GradientCheck gradient_check_;
   const std::function<absl::Status()> hook_;
   // Kept from batch to batch for their memory.
   std::vector<WriteUnit> writes_;

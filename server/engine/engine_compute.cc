@@ -39,19 +39,21 @@ void ZeroFailedRows(const Job& job) {
 
 size_t StatelessScratchBytes(const Job& job) {
   const SegmentRun& run = job.runs[0];
-  if (run.backward != nullptr) return run.num_tokens * run.heads.num_q_heads * sizeof(BackwardRow);
+  if (run.backward != nullptr) return BackwardMemoryBytes(run.backward->work);
   return (run.num_keys + kBlockTokens - 1) / kBlockTokens * run.heads.num_kv_heads * run.layout->block_bytes;
 }
 
 void PrepareScratch(Job* job) {
   const size_t bytes = StatelessScratchBytes(*job);
   if (bytes == 0) return;
-  constexpr size_t kAlign = 64;
-  job->scratch.reset(static_cast<std::byte*>(std::aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign)));
   SegmentRun& run = job->runs[0];
   if (run.backward != nullptr) {
-    run.backward->work.rows = reinterpret_cast<BackwardRow*>(job->scratch.get());
+    // Zeros, and those of large memory are the kernel's: they come as the threads first touch it.
+    job->scratch.reset(static_cast<std::byte*>(std::calloc(bytes, 1)));
+    if (job->scratch != nullptr) UseMemory(job->scratch.get(), &run.backward->work);
   } else {
+    constexpr size_t kAlign = 64;
+    job->scratch.reset(static_cast<std::byte*>(std::aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign)));
     run.scratch = job->scratch.get();
   }
   if (job->scratch == nullptr) {
@@ -95,12 +97,14 @@ Scheduler::Cost CostOf(const Job& job) {
       if (run.session->gone != GoneReason::kNone) continue;
       keys = run.session->cache.length(job.step.layer);
     }
+    // The call has all its keys from the start, and a causal row sees those up to its own.
+    if (run.session == nullptr && run.softmax.causal) keys = std::clamp<int64_t>(run.first_position, 0, keys);
     const int64_t window = run.softmax.window;
     cost.history = std::max(cost.history, window > 0 ? std::min(window, keys) : keys);
     cost.work_per_key = EstimateUsPerKey(run);
-    // So many rows go through the ukernel, which is made for products.
+    // So many rows go through the ukernel, which is made for products, and make a tile of a backward call.
     constexpr int kMinRows = 64;
-    cost.min_tokens = std::max<int64_t>(1, kMinRows * run.heads.num_kv_heads / run.heads.num_q_heads);
+    cost.min_tokens = (kMinRows + run.heads.group_size() - 1) / run.heads.group_size();
   }
   return cost;
 }

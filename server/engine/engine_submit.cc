@@ -104,9 +104,9 @@ bool EngineImpl::MayComputeHere(const Job& job) const {
   for (const SegmentRun& run : job.runs) {
     if (run.session == nullptr || !run.status.ok()) continue;
     if (run.session->stored != nullptr) return false;
-    const int64_t keys = run.session->cache.length(job.step.layer) + run.num_tokens;
-    us +=
-        EstimateAttendUs(run.layout->shape, run.heads, run.num_tokens, VisibleKeys(run.softmax, run.num_tokens, keys));
+    const int64_t length = run.session->cache.length(job.step.layer), keys = length + run.num_tokens;
+    us += EstimateAttendUs(run.layout->shape, run.heads, run.num_tokens,
+                           VisibleKeys(run.softmax, length, run.num_tokens, keys));
   }
   return us < kComputeHereUs;
 }
@@ -208,9 +208,9 @@ void EngineImpl::SubmitBackward(BackwardTask task) {
   job->backward_run.work = MakeBackwardWork(task);
   job->backward_run.d_out = {task.d_out, task.d_out_dtype, task.heads.num_q_heads, task.shape.value_dim};
   job->backward_run.d_sinks = task.d_sinks;
-  const int64_t scratch = task.num_queries * task.heads.num_q_heads * static_cast<int64_t>(sizeof(BackwardRow));
+  const int64_t scratch = BackwardMemoryBytes(job->backward_run.work);
   job->backward = std::move(task);
-  const absl::Status status = AdmitStateless(&job, job->backward, scratch, "sums of its query rows");
+  const absl::Status status = AdmitStateless(&job, job->backward, scratch, "the sums of its rows and keys");
   if (job == nullptr) return;
   Reject(status);
   job->backward.done(status, absl::ZeroDuration(), absl::ZeroDuration());

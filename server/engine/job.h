@@ -118,7 +118,7 @@ struct Job {
   BackwardTask backward;
   BackwardRun backward_run;
   std::optional<BlockLayout> stateless_layout;
-  std::unique_ptr<std::byte, FreeDeleter> scratch;  // of a stateless call: blocks, or BackwardWork::rows
+  std::unique_ptr<std::byte, FreeDeleter> scratch;  // of a stateless call: blocks, or for UseMemory
   // Called with the engine's mutex held, when no earlier job of the sessions is left.
   absl::AnyInvocable<absl::Status(absl::Span<const std::shared_ptr<Session>>)> move;
   absl::AnyInvocable<void(absl::Status)> move_done;

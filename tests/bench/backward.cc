@@ -37,8 +37,7 @@ class Sequence {
         d_out_(Random(q_.size(), seed + 3)),
         d_q_(q_.size()),
         d_k_(k_.size()),
-        d_v_(v_.size()),
-        rows_(c.tokens * c.shape.num_q_heads) {
+        d_v_(v_.size()) {
     work_.heads = c.heads();
     work_.head_dim = work_.value_dim = c.shape.head_dim;
     work_.softmax.softmax_scale = 0.1f;
@@ -52,7 +51,8 @@ class Sequence {
     work_.d_q = d_q_.data();
     work_.d_k = d_k_.data();  // not zeroed from round to round: what is added up is no matter here
     work_.d_v = d_v_.data();
-    work_.rows = rows_.data();
+    memory_.resize(BackwardMemoryBytes(work_));
+    UseMemory(memory_.data(), &work_);
   }
   Sequence(const Sequence&) = delete;
   const BackwardWork& work() const { return work_; }
@@ -60,7 +60,7 @@ class Sequence {
  private:
   const std::vector<float> q_, k_, v_, d_out_;
   std::vector<float> d_q_, d_k_, d_v_;
-  std::vector<BackwardRow> rows_;
+  std::vector<std::byte> memory_;
   BackwardWork work_;
 };
 
@@ -85,7 +85,7 @@ Row Measure(const Case& c) {
     }
     batch.Plan();
     for (int phase = 0; phase < BackwardBatch::kPhases; ++phase) {
-      pool.Run(batch.num_tasks(phase), [&](int task, int thread) { batch.Run(phase, task, thread); });
+      pool.Run(batch.num_tasks(phase), [&](int task, int) { batch.Run(phase, task); });
     }
   };
   const std::vector<double> medians = MediansInterleaved(c.seconds, {differentiate, [&] { peak.Run(); }});
