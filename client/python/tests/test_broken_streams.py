@@ -134,6 +134,27 @@ def test_only_what_cannot_see_more_than_before_is_repeated(start_server: StartSe
             assert again.repeat(stream.unanswered[:1])[0].result().out.tolist() == ONES.tolist()
 
 
+def test_a_step_that_may_follow_other_tokens_by_now_is_not_repeated(start_server: StartServer) -> None:
+    """The second step cuts below the first, and both were done: the first would be computed over the second's tokens."""
+    server = start_server()
+    proxy = LossyProxy(server.target)
+    q, k, v = tensors(300)
+    with attnd.Client(proxy.target) as client, client.create_session(**SHAPE) as session:
+        session.step(0, q[:200], k[:200], v[:200])
+        proxy.lose_answer_of(30_000)
+        stream = client.step_stream()
+        stream.submit(session, 0, q[200:], k[200:], v[200:], start_position=200)
+        stream.submit(session, 0, q[:150], k[:150], v[:150], start_position=100, rewind=True)
+        for step in stream.unanswered:
+            with pytest.raises(attnd.Unavailable):
+                step.result()
+        assert (proxy.lost, len(stream.unanswered)) == (1, 2)
+        with client.step_stream() as again:
+            with pytest.raises(ValueError, match="step 2 starts at 100 of layer 0 of a session, below 200"):
+                again.repeat(stream.unanswered)
+    proxy.close()
+
+
 def test_o04_a_drain_answers_what_is_in_flight_and_ends_the_stream(start_server: StartServer) -> None:
     """Scenario O04."""
     server = start_server("--drain_timeout=20s")

@@ -105,8 +105,8 @@ class StepStream:
         this stream breaks as well, the same steps can be repeated on yet another.
 
         Raises:
-            ValueError: a step that was answered, one without start_position, or one that appends behind one without K
-                and V; nothing was sent.
+            ValueError: a step that was answered, one without start_position, one that appends behind one without K
+                and V, or one that starts below where the first of its layer does; nothing was sent.
             TokensFreed (of a result): a layer's window had passed what the first of several steps sees.
         """
         return [self._pipeline.send(operation) for operation in repeated(steps)]
