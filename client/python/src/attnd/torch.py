@@ -184,10 +184,11 @@ class _Call:
         """KV heads, with their query heads, that a call may have, by the size of its messages and by their number."""
         group = q.shape[1] // k.shape[1]
         # The larger message is the backward one's request: q, k, v, d_out, and the mask's bits.
-        row_floats: int = group * len(q) * (q.shape[2] + v.shape[2]) + len(k) * (k.shape[2] + v.shape[2])
+        row_floats = group * len(q) * (q.shape[2] + v.shape[2]) + len(k) * (k.shape[2] + v.shape[2])
         mask_bytes = 0 if self.masks[0] is None else -(-len(q) * len(k) // 8)
-        room: int = min(_max_message_bytes(self.client), MESSAGE_BYTES) - OVERHEAD_BYTES - mask_bytes
-        return max(1, min(room // (4 * row_floats), MAX_HEADS // group))
+        room = min(_max_message_bytes(self.client), MESSAGE_BYTES) - OVERHEAD_BYTES - mask_bytes
+        heads: int = min(room // (4 * row_floats), MAX_HEADS // group)
+        return max(1, heads)
 
     def arguments(self, part: _Part, sinks: Array | None) -> dict[str, Any]:
         """The options of a part's call."""
