@@ -123,7 +123,7 @@ def test_the_command_writes_its_results(server: Server, tmp_path: Path, capsys: 
 def test_the_command_says_that_a_decoder_diverged(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], attention: str
 ) -> None:
-    few = ["--documents", "100", "--steps", "3", "--rate", "1e38", "--attention", attention, "--out", str(tmp_path)]
+    few = ["--documents", "100", "--steps", "3", "--rate", "1e30", "--attention", attention, "--out", str(tmp_path)]
     assert command.main(["--server", server.target, *few]) == 1
     assert re.search(r"of seed 0 diverged: .*; lower the rate\n$", capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
