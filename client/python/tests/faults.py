@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,6 +28,16 @@ def stopped(server: Server) -> Iterator[None]:
         yield
     finally:
         server.process.send_signal(signal.SIGCONT)
+
+
+def no_stream_threads(seconds: float = 20) -> bool:
+    """Whether the threads of this process's streams end in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(thread.name == "attnd.StepStream" for thread in threading.enumerate()):
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def finish_child(work: Callable[[], None], seconds: int = 30) -> NoReturn:

@@ -9,6 +9,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -193,21 +194,23 @@ def test_p06_a_silent_server_is_a_deadline(start_server: StartServer) -> None:
     assert attnd.aio.Client(server.target).timeout == 30
 
     async def main() -> None:
-        async with attnd.aio.Client(server.target, timeout=0.5) as client:
+        async with attnd.aio.Client(server.target, timeout=20) as client:
             session = await client.create_session(TINY)
             await session.step(0, ONES, ONES, ONES)
             buffer = io.BytesIO()
             await session.export(buffer)
             with stopped(server):
+                client.timeout = 0.5
                 start = time.monotonic()
                 with pytest.raises(attnd.DeadlineExceeded):
                     await session.step(0, ONES, ONES, ONES)
-                assert 0.4 < time.monotonic() - start < 5
+                assert time.monotonic() - start > 0.4
                 with pytest.raises(attnd.DeadlineExceeded):
                     await session.export(io.BytesIO())
                 with pytest.raises(attnd.DeadlineExceeded):
                     await client.import_session(io.BytesIO(buffer.getvalue()))
-            assert (await session.info(timeout=20)).length in (1, 2)
+            client.timeout = 20
+            assert (await session.info()).length in (1, 2)
 
     asyncio.run(main())
 
@@ -281,6 +284,30 @@ def test_cancelling_a_task_cancels_its_call(start_server: StartServer) -> None:
                     with pytest.raises(asyncio.CancelledError):
                         await task
             assert (await session.info()).length in (0, 1)
+
+    asyncio.run(main())
+
+
+def test_an_import_that_is_done_as_it_is_cancelled_leaves_no_session(start_server: StartServer) -> None:
+    server = start_server()
+
+    async def main() -> None:
+        async with attnd.aio.Client(server.target) as client:
+            buffer = io.BytesIO()
+            async with await client.create_session(TINY) as session:
+                await session.export(buffer)
+            buffer.seek(0)
+            # One thread, so that what comes behind the import begins when it is done.
+            with ThreadPoolExecutor(1) as threads:
+                asyncio.get_running_loop().set_default_executor(threads)
+                task = asyncio.create_task(client.import_session(buffer))
+                await asyncio.sleep(0)
+                with attnd.Client(server.target) as plain:  # the event loop stands still: it has heard of nothing
+                    assert threads.submit(lambda: plain.server_info().sessions_active).result(20) == 1
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            assert (await client.server_info()).sessions_active == 0
 
     asyncio.run(main())
 

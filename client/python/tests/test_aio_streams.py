@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import reference
-from faults import finish_child, stopped
+from faults import finish_child, no_stream_threads, stopped
 from lossy_proxy import LossyProxy
 from running_server import Server
 from test_aio import ONES, SHAPE, TINY, tensors
@@ -96,20 +96,21 @@ def test_p06_p07_a_stream_ends_by_silence_and_by_a_restart(start_server: StartSe
     server = start_server()
 
     async def main() -> None:
-        async with attnd.aio.Client(server.target, timeout=0.5) as client:
+        async with attnd.aio.Client(server.target, timeout=20) as client:
             session = await client.create_session(TINY)
-            silent, broken = client.step_stream(max_in_flight=1), client.step_stream(timeout=20)
-            await (await silent.submit(session, 0, ONES, ONES, ONES))
-            await asyncio.sleep(0.8)  # an idle stream waits for nothing
-            await (await silent.submit(session, 0, ONES, ONES, ONES))
+            broken = client.step_stream()
             await (await broken.submit(session, 0, ONES, ONES, ONES))
+            client.timeout = 0.5
+            silent = client.step_stream(max_in_flight=1)
+            client.timeout = 20
+            await asyncio.sleep(0.8)  # an idle stream waits for nothing
             with stopped(server):
                 start = time.monotonic()
-                placed = await silent.submit(session, 0, ONES, ONES, ONES, start_position=3)
+                placed = await silent.submit(session, 0, ONES, ONES, ONES, start_position=1)
                 behind = [asyncio.create_task(silent.submit(session, 0, ONES, ONES, ONES)) for _ in range(3)]
                 with pytest.raises(attnd.DeadlineExceeded, match=r"no step for 0\.5 s; it has its start_position"):
                     await placed
-                assert 0.4 < time.monotonic() - start < 5
+                assert time.monotonic() - start > 0.4
                 for task in behind:
                     with pytest.raises(attnd.DeadlineExceeded):
                         await task
@@ -191,6 +192,25 @@ def test_cancelling_a_task_cancels_what_is_in_flight(start_server: StartServer) 
     asyncio.run(main())
 
 
+def test_a_forgotten_stream_is_let_go(start_server: StartServer) -> None:
+    """Also after steps that failed."""
+    server = start_server("--max_streams=1")
+
+    async def main() -> None:
+        async with attnd.aio.Client(server.target) as client, await client.create_session(TINY) as session:
+            for length in (1, 2):
+                stream = client.step_stream()
+                with pytest.raises(attnd.BadPosition):
+                    await (await stream.submit(session, 0, ONES, ONES, ONES, start_position=9))
+                assert (await (await stream.submit(session, 0, ONES, ONES, ONES))).length == length
+                del stream
+                await asyncio.sleep(0)  # the answer's delivery lets its stream go
+                gc.collect()
+                assert await asyncio.to_thread(no_stream_threads)
+
+    asyncio.run(main())
+
+
 def test_a_loop_may_end_before_its_streams(start_server: StartServer, caplog: pytest.LogCaptureFixture) -> None:
     server = start_server()
 
@@ -202,8 +222,12 @@ def test_a_loop_may_end_before_its_streams(start_server: StartServer, caplog: py
 
     client = asyncio.run(main())
     with attnd.Client(server.target) as plain:
-        while [info.length for info in plain.list_sessions()] != [1]:
+        for _ in range(2000):
+            lengths = [info.length for info in plain.list_sessions()]
+            if lengths == [1]:
+                break
             time.sleep(0.01)
+    assert lengths == [1]
     asyncio.run(client.close())
     gc.collect()
     assert not caplog.records

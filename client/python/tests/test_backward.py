@@ -190,18 +190,53 @@ def test_masks_may_differ_along_the_batch(client: attnd.Client) -> None:
 
 
 def test_what_no_message_holds_is_split(server: Server, start_server: Any) -> None:
-    """More heads than a call may have, and more bytes than a small server's messages hold."""
+    """More heads than a call may have, and more bytes than a small server's messages hold, a mask's among them."""
     small = start_server("--max_message_bytes=1MiB")
-    for target, batch, tokens in ((server.target, 300, 3), (small.target, 8, 200)):
-        inputs = tensors(batch, q_heads=4, kv_heads=2, queries=tokens, keys=tokens)
+    for target, batch, heads, tokens, masked in (
+        (server.target, 300, (4, 2), 3, False),
+        (small.target, 8, (4, 2), 200, False),
+        (small.target, 2, (1, 1), 950, True),
+    ):
+        inputs = tensors(batch, q_heads=heads[0], kv_heads=heads[1], queries=tokens, keys=tokens)
+        mask = torch.ones(tokens, tokens, dtype=torch.bool) if masked else None
         with attnd.Client(target) as client:
-            out = attnd.torch.attention(*inputs, client=client, causal=True)
+            out = attnd.torch.attention(*inputs, client=client, causal=True, mask=mask)
             local = attention(*inputs, causal=True)
             assert relative_error(out.detach(), local.detach()) <= ERROR
             d_out = torch.randn_like(local)
             actual = torch.autograd.grad(out, inputs, d_out)
         for one, wanted in zip(actual, torch.autograd.grad(local, inputs, d_out), strict=True):
             assert relative_error(one, wanted) <= ERROR
+
+
+def test_what_the_server_has_no_memory_for_is_split(start_server: Any) -> None:
+    """A folded batch of short sequences: for each head the server takes a whole block, however few its tokens are."""
+    small = start_server("--kv_cache_bytes=4MiB")
+    inputs = tensors(53, q_heads=2, kv_heads=1, queries=5, keys=5)
+    with attnd.Client(small.target) as client:
+        with pytest.raises(attnd.TooManyTokens):
+            whole = np.zeros((5, 53, 24), np.float32)
+            client.attend(whole, whole, whole)
+        out = attnd.torch.attention(*inputs, client=client, causal=True)
+        local = attention(*inputs, causal=True)
+        assert relative_error(out.detach(), local.detach()) <= ERROR
+        d_out = torch.randn_like(local)
+        actual = torch.autograd.grad(out, inputs, d_out)
+        for one, wanted in zip(actual, torch.autograd.grad(local, inputs, d_out), strict=True):
+            assert relative_error(one, wanted) <= ERROR
+        too_long = torch.zeros(1, 5000, 24)
+        with pytest.raises(attnd.TooManyTokens):  # what one head needs cannot be split
+            attnd.torch.attention(too_long[:, :1], too_long, too_long, client=client)
+
+
+def test_a_call_is_no_larger_than_the_clients_own_messages(start_server: Any) -> None:
+    """A server may take more than a client sends."""
+    large = start_server("--max_message_bytes=256MiB", "--kv_cache_bytes=1GiB")
+    query, key, value = (torch.randn(48, tokens, 64) for tokens in (2, 2900, 2900))  # K and V: 68 MiB
+    with attnd.Client(large.target) as client:
+        out = attnd.torch.attention(query, key, value, client=client)
+        local = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        assert relative_error(out, local.double()) <= ERROR
 
 
 def test_layouts_and_graphs(client: attnd.Client) -> None:

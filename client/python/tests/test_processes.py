@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -61,6 +63,37 @@ def test_a_pickled_client_keeps_its_token_and_timeout(client: attnd.Client) -> N
     assert (repr(copy), copy.timeout) == (repr(made), 3)
     assert copy._channel.endpoint.metadata == made._channel.endpoint.metadata
     assert pickle.loads(pickle.dumps(client)).server_info().version == client.server_info().version
+
+
+def test_the_collector_may_close_clients_while_one_connects() -> None:
+    """A finalizer of anything may run within a connection's making, and close a client: one lock, one thread."""
+    program = """
+import gc, weakref
+import attnd
+
+class Forgotten:
+    pass
+
+old, new = attnd.Client("127.0.0.1:1"), attnd.Client("127.0.0.1:1")
+closed = []
+make = new._channel.endpoint.open
+
+def collects(library):
+    forgotten = Forgotten()
+    forgotten.itself = forgotten
+    weakref.finalize(forgotten, lambda: (old.close(), closed.append(1)))
+    del forgotten
+    gc.collect()
+    return make(library)
+
+new._channel.endpoint.open = collects
+try:
+    new.server_info(timeout=5)
+except attnd.Unavailable:
+    print(closed)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "[1]\n"), ended.stderr
 
 
 def test_threads_share_a_client(client: attnd.Client) -> None:

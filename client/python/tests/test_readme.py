@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
 from models import left_padded, tiny
 from running_server import ROOT, Server
 
@@ -18,6 +18,7 @@ ADDRESS = "127.0.0.1:50051"
 def test_every_block_runs(start_server: Callable[..., Server], capsys: pytest.CaptureFixture[str]) -> None:
     server = start_server()
     names: dict[str, Any] = {"model": tiny("Llama"), "inputs": left_padded((9, 4))}
+    names |= {name: torch.randn(2, 4, 7, 16, requires_grad=True) for name in ("query", "key", "value")}
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 5
     for block in blocks:
@@ -27,6 +28,6 @@ def test_every_block_runs(start_server: Callable[..., Server], capsys: pytest.Ca
         assert printed == " ".join(said)
     assert names["tokens"].shape == (2, 9 + 64)
     assert [result.length for result in names["results"]] == [1, 2, 3, 4]
-    assert np.isfinite(names["out"]).all()
+    assert all(names[name].grad.isfinite().all() for name in ("query", "key", "value"))
     names["session"].close()
     names["client"].close()

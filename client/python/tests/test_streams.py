@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 import reference
-from faults import finish_child, stopped
+from faults import finish_child, no_stream_threads, stopped
 from running_server import Server
 
 import attnd
@@ -201,6 +201,44 @@ def test_a_forked_child_has_no_part_in_its_parents_stream(client: attnd.Client, 
         status = os.waitpid(child, 0)[1]
         assert status == 0
         assert stream.submit(session, 0, q, k, v).result().length == 3
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_steps(start_server: StartServer) -> None:
+    server = start_server()
+    with (
+        attnd.Client(server.target) as client,
+        client.create_session(**TINY) as session,
+        client.step_stream() as stream,
+    ):
+        answered = stream.submit(session, 0, ONES, ONES, ONES)
+        answered.result()
+        with stopped(server):
+            pending = stream.submit(session, 0, ONES, ONES, ONES)
+            child = os.fork()
+            if child == 0:
+
+                def work() -> None:
+                    for use in (answered.result, pending.result, pending.exception, lambda: stream.unanswered):
+                        with pytest.raises(RuntimeError, match="forked from"):
+                            use()
+
+                finish_child(work, seconds=10)
+            status = os.waitpid(child, 0)[1]
+        assert status == 0
+        assert pending.result().length == 2
+
+
+def test_a_forgotten_stream_is_let_go(start_server: StartServer) -> None:
+    """Its threads, and its place among the server's; the answers of its steps come none the less."""
+    server = start_server("--max_streams=1")
+    with attnd.Client(server.target) as client, client.create_session(**TINY) as session:
+        for length in (1, 2):
+            stream = client.step_stream()
+            with stopped(server):
+                pending = stream.submit(session, 0, ONES, ONES, ONES)
+                del stream
+            assert pending.result().length == length
+            assert no_stream_threads()
 
 
 def test_a_program_that_forgets_its_stream_ends(server: Server) -> None:

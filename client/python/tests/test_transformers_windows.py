@@ -125,8 +125,12 @@ def test_layers_that_share_k_and_v(client: attnd.Client, name: str, monkeypatch:
     assert [step.HasField("k") for step in steps] == [True, True, True, True, False, False] * 2
 
 
-def test_a_failed_shared_layer_can_be_repeated(client: attnd.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("Gemma3n", **SUPPORTED["Gemma3n"])
+@pytest.mark.parametrize(("name", "options"), [("Gemma3n", {}), ("Gemma4", {}), ("Gemma4", {"logits_to_keep": 1})])
+def test_a_failed_shared_layer_can_be_repeated(
+    client: attnd.Client, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
+) -> None:
+    """Gemma 4's last layers ask for the slots only whose logits are kept."""
+    model = tiny(name, **SUPPORTED[name])
     tokens = prompt(2, 12)
     send = attnd.Client.send_step
 
@@ -140,7 +144,7 @@ def test_a_failed_shared_layer_can_be_repeated(client: attnd.Client, monkeypatch
         model(tokens[:, :7], cache=cache)
         monkeypatch.setattr(attnd.Client, "send_step", fail_without_keys)
         with pytest.raises(attnd.Unavailable):
-            model(prompt(2, 3, seed=5), cache=cache)  # other tokens than those that come now
+            model(prompt(2, 3, seed=5), cache=cache, **options)  # other tokens than those that come now
         monkeypatch.undo()
         assert cache.get_seq_length() == 7
         assert (model(tokens[:, 7:], cache=cache).logits - local[:, 7:]).abs().max() <= LOGIT_DIFFERENCE

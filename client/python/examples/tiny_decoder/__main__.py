@@ -30,7 +30,7 @@ import attnd
 from . import plot, report
 from .attention import LocalAttention
 from .experiment import Material, Options, Result, prepare, run_seed
-from .train import Schedule
+from .train import Diverged, Schedule
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def timed(what: str, action: Callable[[], T]) -> T:
 
 
 def failures(material: Material, results: Sequence[Result]) -> list[str]:
-    """What is not as it should be; a loss that is not a number is below none."""
+    """What is not as it should be."""
     baselines = {name: one.nats_per_token for name, one in report.baseline_scores(material).items()}
     found = []
     for result in results:
@@ -107,15 +107,18 @@ def write(out: Path, options: Options, material: Material, results: Sequence[Res
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     torch.set_num_threads(given.threads)
-    options = Options(
-        documents=given.documents,
-        vocabulary=given.vocabulary,
-        context=given.context,
-        layers=given.layers,
-        width=given.width,
-        heads=given.heads,
-        schedule=Schedule(steps=given.steps, rows=given.rows, rate=given.rate),
-    )
+    try:
+        options = Options(
+            documents=given.documents,
+            vocabulary=given.vocabulary,
+            context=given.context,
+            layers=given.layers,
+            width=given.width,
+            heads=given.heads,
+            schedule=Schedule(steps=given.steps, rows=given.rows, rate=given.rate),
+        )
+    except ValueError as error:
+        parser().error(str(error))
     with attnd.Client(given.server) as client:
         try:
             info = client.server_info()
@@ -126,10 +129,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"torch {torch.__version__}, {given.threads} threads")
         material = timed("Making the corpus, its parts and the baselines", lambda: prepare(options))
         local = LocalAttention() if given.attention == "local" else None
-        results = [
-            timed(f"Seed {seed}", lambda seed=seed: run_seed(material, options, client, seed, local))
-            for seed in given.seeds
-        ]
+        try:
+            results = [
+                timed(f"Seed {seed}", lambda seed=seed: run_seed(material, options, client, seed, local))
+                for seed in given.seeds
+            ]
+        except Diverged as error:
+            print(error, file=sys.stderr)
+            return 1
     write(given.out, options, material, results, given.attention)
     print((given.out / "results.md").read_text())
     print(f"written: {', '.join(str(given.out / name) for name in ('results.json', 'results.md', 'loss.png'))}")

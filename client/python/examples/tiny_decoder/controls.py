@@ -18,6 +18,7 @@ from .evaluate import ROWS
 from .model import Decoder
 
 LEAST_SHUFFLED = 4  # tokens: fewer would often stay as they are
+FUTURE_PLACE = 12  # of the future control; a context needs a token after it, and has what is shuffled then too
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class FutureControl:
 
 
 def future_control(
-    model: Decoder, attention: Attention, documents: Sequence[Tokens], seed: int, place: int = 12
+    model: Decoder, attention: Attention, documents: Sequence[Tokens], seed: int, place: int = FUTURE_PLACE
 ) -> FutureControl:
     """Changes the future of documents with more than ``place`` tokens, and looks at the past."""
     context = model.config.context

@@ -10,7 +10,7 @@ import attnd
 from . import baselines, evaluate
 from .attention import Attention, LocalAttention, RemoteAttention
 from .batches import rows
-from .controls import Agreement, FutureControl, ShuffleControl, agreement, future_control, shuffle_control
+from .controls import FUTURE_PLACE, Agreement, FutureControl, ShuffleControl, agreement, future_control, shuffle_control
 from .data import corpus
 from .evaluate import Losses, Score
 from .generate import generate, incremental_difference
@@ -38,6 +38,12 @@ class Options:
     width: int = 64
     heads: int = 4
     schedule: Schedule = field(default_factory=Schedule)
+
+    def __post_init__(self) -> None:
+        if self.context <= FUTURE_PLACE:
+            raise ValueError(
+                f"a context of {self.context} is too short for the controls; {FUTURE_PLACE + 1} are needed"
+            )
 
     def config(self, tokenizer: Tokenizer) -> Config:
         return Config(tokenizer.size, self.context, self.layers, self.width, self.heads)
@@ -156,7 +162,7 @@ def run_seed(
         future=future_control(model, attention, material.heldout[:16], seed),
         agreement=agreement(model, remote, LocalAttention(), whole[:16]),
         incremental=max(
-            incremental_difference(model, client, attention, document, prefill=len(document) // 3)
+            incremental_difference(model, client, attention, document, prefill=min(len(document), options.context) // 3)
             for document in material.heldout[:5]
         ),
         answers=ask(model, client, material.tokenizer, documents),

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
+import attnd
+
 from .attention import Attention
 from .batches import IGNORED, Tokens, batch, rows, shuffled
 from .evaluate import decoder_losses
 from .model import Config, Decoder
+
+OVERFLOWS = ("NOT_FINITE", "SCORE_OVERFLOW", "GRADIENT_OVERFLOW")  # attnd's reasons
+
+
+class Diverged(ArithmeticError):
+    """A loss is not finite, or what attention is given or gives is not: no later step would make it so."""
+
+
+@contextlib.contextmanager
+def finite(what: str) -> Iterator[None]:
+    """Raises Diverged where attnd refuses what is not finite; torch's own attention makes a loss of it."""
+    try:
+        yield
+    except attnd.InvalidArgument as error:
+        if error.reason not in OVERFLOWS:
+            raise
+        raise Diverged(f"{what} diverged: {error.message}; lower the rate") from error
+
+
+def check_loss(what: str, loss: float) -> float:
+    if not math.isfinite(loss):
+        raise Diverged(f"{what} diverged: the loss is {loss}; lower the rate")
+    return loss
 
 
 @dataclass(frozen=True)
@@ -61,6 +87,9 @@ def train(
     """A decoder from random weights; ``seed`` draws those and the order of the documents.
 
     The last weights are the result: the validation loss is looked at, and chooses nothing.
+
+    Raises:
+        Diverged: naming the step.
     """
     torch.manual_seed(seed)
     model = Decoder(config)
@@ -77,15 +106,19 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate_at(step)
         inputs, targets = batch(chosen)
-        logits = model(inputs, attention)
-        loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-        optimizer.zero_grad()
-        loss.backward()
+        at = f"step {step + 1} of seed {seed}"
+        with finite(at):
+            logits = model(inputs, attention)
+            loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+            history.train.append(check_loss(at, loss.item()))
+            optimizer.zero_grad()
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        history.train.append(loss.item())
         if (step + 1) % schedule.look_every == 0 or step + 1 == schedule.steps:
-            losses = [value for values in decoder_losses(model, attention, validation) for value in values]
-            history.validation.append((step + 1, math.fsum(losses) / len(losses)))
+            with finite(f"the validation after {at}"):
+                losses = [value for values in decoder_losses(model, attention, validation) for value in values]
+            mean = check_loss(f"the validation after {at}", math.fsum(losses) / len(losses))
+            history.validation.append((step + 1, mean))
             progress.set_postfix(validation=f"{history.validation[-1][1]:.3f}")
     return model, history

@@ -13,7 +13,8 @@ from .endpoint import Endpoint
 from .v1 import attnd_pb2_grpc
 
 # Held while any channel is opened or closed, and while the process forks: a child would be left with half of it.
-_lifecycle = threading.Lock()
+# Reentrant, because anything made meanwhile may start the collector, whose finalizers close other clients.
+_lifecycle = threading.RLock()
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 # Channels that a fork brought along. They belong to the parent's connections and threads: a child neither uses them nor
@@ -40,16 +41,16 @@ class Channel:
             return stub
         with _lifecycle:
             if self._stub is None:
-                self._channel = self.endpoint.open(grpc)
-                self._stub = attnd_pb2_grpc.AttentionStub(self._channel)
+                channel = self.endpoint.open(grpc)
+                self._channel, self._stub = channel, attnd_pb2_grpc.AttentionStub(channel)
             return self._stub
 
     def close(self) -> None:
         """Closes the connection; a later call opens another."""
         with _lifecycle:
-            if self._channel is not None:
-                self._channel.close()
-                self._channel, self._stub = None, None
+            channel, self._channel, self._stub = self._channel, None, None
+            if channel is not None:
+                channel.close()
 
     def forget_parent(self) -> None:
         """In a forked child."""

@@ -21,8 +21,8 @@ from .v1 import attnd_pb2 as pb
 class PendingStep(Future[Result]):
     """A step that was submitted. It is on its way and cannot be cancelled by itself.
 
-    ``result()`` waits for the answer and raises as ``Session.step``; ``add_done_callback`` calls on the stream's
-    reading thread, which must not wait for the stream.
+    ``result()`` waits for the answer and raises as ``Session.step``, in a forked child RuntimeError;
+    ``add_done_callback`` calls on the stream's reading thread, which must not wait for the stream.
 
     Attributes:
         request_id: counts the stream's steps from 1.
@@ -36,13 +36,16 @@ class PendingStep(Future[Result]):
         self.request_id = 0
         self.repeatable = operation.idempotent
         self.asked = False
+        self._pid = os.getpid()
         self.set_running_or_notify_cancel()
 
     def result(self, timeout: float | None = None) -> Result:
+        check_process(self._pid)
         self.asked = True
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
+        check_process(self._pid)
         self.asked = True
         return super().exception(timeout)
 
@@ -81,20 +84,25 @@ class Pipeline:
 
     @property
     def unanswered(self) -> list[PendingStep[Any]]:
+        check_process(self._pid)
         with self._changed:
             return list(self._unanswered.values())
 
-    def send(self, operation: Operation[Result]) -> PendingStep[Result]:
+    def send(self, operation: Operation[Result], asked: bool = False) -> PendingStep[Result]:
         """Waits while max_in_flight steps are unanswered.
+
+        Args:
+            asked: the caller sees to it that the step's error is raised.
 
         Raises:
             ResourceExhausted: MESSAGE_TOO_LARGE; nothing was sent.
             RuntimeError: it is closed, or the parent's of this process.
             AttndError: what ended it.
         """
-        self._check_process()
+        check_process(self._pid)
         _check_size(operation.request)
         step = PendingStep(operation)
+        step.asked = asked
         with self._changed:
             self._changed.wait_for(lambda: self._closing or self._ended or len(self._unanswered) < self._max_in_flight)
             if self._closing:
@@ -112,7 +120,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Takes no more steps; ends once those in flight are answered."""
-        self._check_process()
+        check_process(self._pid)
         with self._changed:
             if not self._closing:
                 self._closing = True
@@ -180,12 +188,20 @@ class Pipeline:
             step.set_result(result)
 
     def _fail(self, step: PendingStep[Any], error: Exception) -> None:
-        self._failed = [failed for failed in self._failed if not failed.asked] + [step]
+        self._failed = [failed for failed in (*self._failed, step) if not failed.asked]
         step.set_exception(error)
 
-    def _check_process(self) -> None:
-        if self.in_parent:
-            raise RuntimeError("this StepStream belongs to the process that this one was forked from; make another")
+
+def check_process(pid: int) -> None:
+    """Raises RuntimeError in any process but that one: a child has neither the threads nor the connection."""
+    if pid != os.getpid():
+        raise RuntimeError("this StepStream belongs to the process that this one was forked from; make another")
+
+
+def let_go(pipeline: Pipeline) -> None:
+    """When nobody holds its stream any more: its threads hold the pipeline itself."""
+    if not pipeline.in_parent:
+        pipeline.close()
 
 
 def _unanswered(error: AttndError, step: PendingStep[Any]) -> AttndError:

@@ -25,13 +25,14 @@ def repeated(steps: Sequence[Pending]) -> list[Operation[Any]]:
 
     Raises:
         ValueError: a step that was answered; one without start_position; one without K and V before one that appends
-            to the same layer: where not everything is causal it would now see those tokens.
+            to the same layer: where not everything is causal it would now see those tokens; one that starts below
+            where the first of its layer does, which may have other tokens before it by now.
     """
     unsafe = [step.request_id for step in steps if not step.repeatable]
     if unsafe:
         raise ValueError(f"steps {unsafe} have no start_position: whether they were done is not known")
     operations = []
-    appended: set[tuple[int, str]] = set()
+    appended: dict[tuple[int, str], int] = {}  # where the first such step of a layer starts
     attended: set[tuple[int, str]] = set()
     for step in steps:
         operation = step.operation
@@ -51,6 +52,12 @@ def repeated(steps: Sequence[Pending]) -> list[Operation[Any]]:
                 )
             if place not in appended:
                 segment.rewind = True
-                appended.add(place)
+                appended[place] = segment.start_position
+            elif segment.start_position < appended[place]:
+                raise ValueError(
+                    f"step {step.request_id} starts at {segment.start_position} of layer {request.layer} of a session, "
+                    f"below {appended[place]}, where an earlier step does: whether it was done is not known, and the "
+                    "earlier one would follow its tokens"
+                )
         operations.append(Operation(operation.method, request, operation.result, idempotent=True))
     return operations

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from .handle import SessionHandle
-from .pipeline import PendingStep, Pipeline
+from .pipeline import PendingStep, Pipeline, let_go
 from .repetition import repeated
 from .results import StepResult
 from .steps import Segment, session_step, step
@@ -25,12 +26,14 @@ class StepStream:
             pending = [stream.submit(session, layer, q, k, v, start_position=n) for layer, (q, k, v) in enumerate(new)]
             outs = [step.result().out for step in pending]
 
-    Leaving the ``with`` block waits for all answers; leaving it by an exception cancels what is in flight. Thread-safe.
-    It belongs to the process that made it, and in a forked child every use is a RuntimeError.
+    Leaving the ``with`` block waits for all answers; leaving it by an exception cancels what is in flight. One that is
+    forgotten is closed once its steps are answered. Thread-safe. It belongs to the process that made it: in a forked
+    child every use is a RuntimeError, as is every use of its steps' results.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
+        weakref.finalize(self, let_go, pipeline).atexit = False
 
     def __enter__(self) -> StepStream:
         return self
@@ -105,8 +108,8 @@ class StepStream:
         this stream breaks as well, the same steps can be repeated on yet another.
 
         Raises:
-            ValueError: a step that was answered, one without start_position, or one that appends behind one without K
-                and V; nothing was sent.
+            ValueError: a step that was answered, one without start_position, one that appends behind one without K
+                and V, or one that starts below where the first of its layer does; nothing was sent.
             TokensFreed (of a result): a layer's window had passed what the first of several steps sees.
         """
         return [self._pipeline.send(operation) for operation in repeated(steps)]

@@ -12,17 +12,22 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from .client import Client
+from .endpoint import MESSAGE_BYTES
+from .errors import TooManyTokens
+from .results import AttendGradients
 from .tensors import Array
 
 MAX_HEADS = 1024  # of a call: the server's limit
 OVERHEAD_BYTES = 64 << 10  # what a message holds beside its tensors
+
+T = TypeVar("T")
 
 _message_bytes: weakref.WeakKeyDictionary[Client, int] = weakref.WeakKeyDictionary()
 
@@ -47,7 +52,8 @@ def attention(
 
     The server computes in float32 (its gradients' scores in float64): float64 tensors are rounded to float32 on their
     way, bfloat16 and float16 are exact there. A batch is one call: its dimensions are folded into the heads. Where that
-    is more than a message may hold, or more than 1024 heads, it is split; so is a mask that differs along the batch.
+    is more than a message may hold, than the server has scratch memory for, or than 1024 heads, it is split; so is a
+    mask that differs along the batch.
 
     Args:
         query: [..., num_q_heads, num_queries, head_dim], on any device.
@@ -150,19 +156,39 @@ class _Call:
     alibi_slopes: list[float] | None
     masks: list[Array | None]
 
-    def parts(self, q: Array, k: Array, v: Array) -> Iterator[_Part]:
-        """Cuts of the folded tensors [tokens, heads, dim] along their heads, the masks' members apart."""
+    def map(self, q: Array, k: Array, v: Array, work: Callable[[_Part], T]) -> list[T]:
+        """``work`` for cuts of the folded tensors [tokens, heads, dim] along their heads, the masks' members apart.
+
+        The server does not tell how much scratch memory a call may take, so where it says that it is too much, the cuts
+        are halved.
+        """
         kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
-        # The larger message is the backward one's request: q, k, v and d_out.
-        row_floats = group * len(q) * (q.shape[2] + v.shape[2]) + len(k) * (k.shape[2] + v.shape[2])
-        fit = (_max_message_bytes(self.client) - OVERHEAD_BYTES) // (4 * row_floats)
-        step = max(1, min(fit, MAX_HEADS // group))
+        most = self._heads_of_a_message(q, k, v)
         member_heads = kv_heads // len(self.masks)
+        results = []
         for member, mask in enumerate(self.masks):
-            end = (member + 1) * member_heads
-            for begin in range(member * member_heads, end, step):
-                kv = slice(begin, min(begin + step, end))
-                yield _Part(slice(kv.start * group, kv.stop * group), kv, mask)
+            begin, end = member * member_heads, (member + 1) * member_heads
+            while begin < end:
+                kv = slice(begin, min(begin + most, end))
+                try:
+                    results.append(work(_Part(slice(kv.start * group, kv.stop * group), kv, mask)))
+                except TooManyTokens:
+                    most = (kv.stop - kv.start) // 2
+                    if most == 0:
+                        raise
+                else:
+                    begin = kv.stop
+        return results
+
+    def _heads_of_a_message(self, q: Array, k: Array, v: Array) -> int:
+        """KV heads, with their query heads, that a call may have, by the size of its messages and by their number."""
+        group = q.shape[1] // k.shape[1]
+        # The larger message is the backward one's request: q, k, v, d_out, and the mask's bits.
+        row_floats = group * len(q) * (q.shape[2] + v.shape[2]) + len(k) * (k.shape[2] + v.shape[2])
+        mask_bytes = 0 if self.masks[0] is None else -(-len(q) * len(k) // 8)
+        room = min(_max_message_bytes(self.client), MESSAGE_BYTES) - OVERHEAD_BYTES - mask_bytes
+        heads: int = min(room // (4 * row_floats), MAX_HEADS // group)
+        return max(1, heads)
 
     def arguments(self, part: _Part, sinks: Array | None) -> dict[str, Any]:
         """The options of a part's call."""
@@ -208,12 +234,13 @@ class _Attention(torch.autograd.Function):
         ctx.call = call
         q, k, v = _fold(query), _fold(key), _fold(value)
         wire_sinks = None if sinks is None else sinks.detach().float().cpu().numpy()
-        outs = [
-            call.client.attend(
+
+        def attend(part: _Part) -> Array:
+            return call.client.attend(
                 q[:, part.q_heads], k[:, part.kv_heads], v[:, part.kv_heads], **call.arguments(part, wire_sinks)
             ).out
-            for part in call.parts(q, k, v)
-        ]
+
+        outs = call.map(q, k, v, attend)
         return _unfold(outs, torch.Size((*query.shape[:-1], value.shape[-1])), query)
 
     @staticmethod
@@ -225,16 +252,17 @@ class _Attention(torch.autograd.Function):
         call: _Call = ctx.call
         q, k, v, folded_d_out = _fold(query), _fold(key), _fold(value), _fold(d_out)
         wire_sinks = None if sinks is None else sinks.detach().float().cpu().numpy()
-        gradients = [
-            call.client.attend_backward(
+
+        def attend_backward(part: _Part) -> AttendGradients:
+            return call.client.attend_backward(
                 q[:, part.q_heads],
                 k[:, part.kv_heads],
                 v[:, part.kv_heads],
                 folded_d_out[:, part.q_heads],
                 **call.arguments(part, wire_sinks),
             )
-            for part in call.parts(q, k, v)
-        ]
+
+        gradients = call.map(q, k, v, attend_backward)
         d_sinks = None
         if sinks is not None:
             by_head = torch.cat([torch.from_numpy(part.d_sinks) for part in gradients]).double()

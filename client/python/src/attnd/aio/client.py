@@ -227,7 +227,12 @@ class Client:
     ) -> Session:
         """A new session from such a file, all or nothing; arguments and errors as ``attnd.Client.import_session``."""
         transfer = Transfer(self._threads_channel, self.timeout if timeout is None else timeout)
-        return Session(self, await run_transfer(transfer, lambda: transfer.import_from(source, expected)))
+        info = await run_transfer(
+            transfer,
+            lambda: transfer.import_from(source, expected),
+            undo=lambda unwanted: self.close_session(unwanted.session_id),
+        )
+        return Session(self, info)
 
     async def server_info(self, config: SessionConfig | None = None, *, timeout: float | None = None) -> ServerInfo:
         """What the server is and how full; with a config, how many tokens of such a session fit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import weakref
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -62,11 +63,12 @@ class StepStream:
             outs = [(await step).out for step in pending]
 
     Leaving the block waits for all answers; leaving it by an exception, a cancelled task's too, cancels what is in
-    flight. It belongs to the event loop that made it.
+    flight. One that is forgotten is closed once its steps are answered. It belongs to the event loop that made it.
     """
 
     def __init__(self, steps: Pipeline, max_in_flight: int) -> None:
         self._pipeline = steps
+        weakref.finalize(self, pipeline.let_go, steps).atexit = False
         self._loop = asyncio.get_running_loop()
         # Waiting for room is done here, so that the pipeline's own wait, which would block the loop, is never met.
         self._room = asyncio.Semaphore(max_in_flight)
@@ -164,7 +166,7 @@ class StepStream:
     async def _send(self, operation: Operation[Result]) -> PendingStep[Result]:
         await self._room.acquire()
         try:
-            sent = self._pipeline.send(operation)
+            sent = self._pipeline.send(operation, asked=True)  # what nobody asks for is in _failed, here
         except BaseException:
             self._room.release()
             raise

@@ -30,11 +30,13 @@ class MaskPlan:
     Attributes:
         padding: bool [batch, kv_length], False where a slot is padding; None: no padding.
         q_offset, q_length, kv_length: in slots, padding included.
+        pass_start: the slot where the forward pass begins, also in the mask of some of its queries only.
     """
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    def __init__(self, arguments: dict[str, Any], pass_start: int | None = None) -> None:
         self._arguments = arguments
         self.q_offset = int(arguments["q_offset"])
+        self.pass_start = self.q_offset if pass_start is None else pass_start
         self.q_length = int(arguments["q_length"])
         self.kv_length = int(arguments["kv_length"])
         self._built: dict[str, Any] = {}
@@ -53,7 +55,7 @@ class MaskPlan:
             first, last, stride = index[2].indices(self.q_length)
             if (*index[:2], index[3]) == (everything,) * 3 and stride == 1 and first < last:
                 chosen = {"q_offset": self.q_offset + first, "q_length": last - first}
-                return MaskPlan({**self._arguments, **chosen})
+                return MaskPlan({**self._arguments, **chosen}, self.pass_start)
         raise NotATensor(f"{self._owner()} cuts its attention mask before the attention; that is not supported")
 
     def _owner(self) -> str:

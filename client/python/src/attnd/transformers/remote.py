@@ -133,18 +133,20 @@ class RemoteState:
         """
         new = q.shape[2]
         past = self.slots[layer] - (new if k is None else 0)
+        # A layer without K and V may ask for the last of the pass's slots only.
+        pass_start = plan.pass_start if k is None else past
         try:
             step = self._check(layer, kind, plan, q, past)
             out = self._send(layer, kind, step, q, k, v)
         except SessionLost as error:
-            self._roll_back(past)
+            self._roll_back(pass_start)
             raise _with_hint(error, "the server lost a row of this cache: " + _START_AGAIN) from error
         except TokensFreed as error:
-            self._roll_back(past)
+            self._roll_back(pass_start)
             hint = "this cache was cropped to a place whose window is gone, or a prompt is too long for one step: "
             raise _with_hint(error, hint + "reset() it, and run the whole prompt again or in parts") from error
         except BaseException:
-            self._roll_back(past)
+            self._roll_back(pass_start)
             raise
         self.slots[layer] = past + new
         return out
