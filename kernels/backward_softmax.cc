@@ -17,6 +17,8 @@
 #define ATTND_KERNELS_BACKWARD_SOFTMAX_ONCE_
 namespace attnd {
 
+constexpr double kNoScore = -1e300;  // of what is not allowed; finite, so that differences are
+
 // A tile's products: scores are to be made of `dots`.
 struct TileProducts {
   const SoftmaxOptions& softmax;
@@ -39,7 +41,6 @@ using VD = hn::Vec<DD>;
 constexpr size_t kRowLanes = hn::MaxLanes(DD());
 // Below what f32 holds as a normal number, as in the forward pass: the products are not to be slowed by denormals.
 constexpr double kLeastExponent = -87.0;
-constexpr double kNoScore = -1e300;  // of what is not allowed; finite, so that differences are
 
 HWY_INLINE hn::Mask<DD> AllowedRows(uint64_t word, size_t row) {
   const uint64_t bits = (word >> row) & ((uint64_t{1} << kRowLanes) - 1);
@@ -164,7 +165,7 @@ TileProducts ProductsOf(const RowTile& tile, int64_t key_tile, const BackwardScr
 
 void BeginRowSums(const RowTile& tile, BackwardScratch* scratch) {
   const size_t rows = BackwardScratch::PaddedRows(tile.rows);
-  std::fill_n(scratch->max, rows, -1e300);
+  std::fill_n(scratch->max, rows, kNoScore);
   std::fill_n(scratch->sum, rows, 0.0);
   std::fill_n(scratch->weighted, rows, 0.0);
 }
