@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
@@ -66,7 +66,7 @@ class Pipeline:
         self._changed = threading.Condition()
         self._next_id = 1
         self._unanswered: dict[int, PendingStep[Any]] = {}  # in the order sent; after the end, what it left
-        self._failed: list[PendingStep[Any]] = []
+        self._failures = Failures()
         self._closing = False
         self._cancelled = False
         self._ended: AttndError | None = None
@@ -139,11 +139,8 @@ class Pipeline:
         self._reader.join()
 
     def raise_unasked(self) -> None:
-        """Raises the first error of a step whose result nobody asked for: it would be lost."""
-        for step in self._failed:
-            error = None if step.asked else step.exception()
-            if error is not None:
-                raise error
+        """Raises the first error of a step whose result nobody asked for."""
+        self._failures.raise_unasked()
 
     def _read(self) -> None:
         error: AttndError | None = None
@@ -188,8 +185,33 @@ class Pipeline:
             step.set_result(result)
 
     def _fail(self, step: PendingStep[Any], error: Exception) -> None:
-        self._failed = [failed for failed in (*self._failed, step) if not failed.asked]
+        self._failures.add(step)
         step.set_exception(error)
+
+
+class Failed(Protocol):
+    """A step of either client's streams that has an error, or is about to."""
+
+    asked: bool
+
+    def exception(self) -> BaseException | None: ...
+
+
+class Failures:
+    """A stream's failed steps whose errors nobody has asked for: they would be lost."""
+
+    def __init__(self) -> None:
+        self._steps: list[Failed] = []
+
+    def add(self, step: Failed) -> None:
+        self._steps = [failed for failed in (*self._steps, step) if not failed.asked]
+
+    def raise_unasked(self) -> None:
+        """Raises the first of them."""
+        for step in self._steps:
+            error = None if step.asked else step.exception()
+            if error is not None:
+                raise error
 
 
 def check_process(pid: int) -> None:

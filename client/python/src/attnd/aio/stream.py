@@ -12,7 +12,7 @@ from typing import Any
 from .. import pipeline
 from ..handle import SessionHandle
 from ..operation import Operation, Result
-from ..pipeline import Pipeline
+from ..pipeline import Failures, Pipeline
 from ..repetition import repeated
 from ..results import StepResult
 from ..steps import Segment, session_step, step
@@ -73,7 +73,7 @@ class StepStream:
         # Waiting for room is done here, so that the pipeline's own wait, which would block the loop, is never met.
         self._room = asyncio.Semaphore(max_in_flight)
         self._steps: dict[int, PendingStep[Any]] = {}  # what is unanswered, or not delivered yet
-        self._failed: list[PendingStep[Any]] = []
+        self._failures = Failures()
 
     async def __aenter__(self) -> StepStream:
         return self
@@ -154,10 +154,7 @@ class StepStream:
         """
         self._pipeline.close()
         await asyncio.to_thread(self._pipeline.join)
-        for failed in self._failed:
-            error = None if failed.asked else failed.exception()
-            if error is not None:
-                raise error
+        self._failures.raise_unasked()
 
     def cancel(self) -> None:
         """Ends the stream at once; what is unanswered, done or not, fails with ``Cancelled``."""
@@ -166,7 +163,7 @@ class StepStream:
     async def _send(self, operation: Operation[Result]) -> PendingStep[Result]:
         await self._room.acquire()
         try:
-            sent = self._pipeline.send(operation, asked=True)  # what nobody asks for is in _failed, here
+            sent = self._pipeline.send(operation, asked=True)  # what nobody asks for is in _failures, here
         except BaseException:
             self._room.release()
             raise
@@ -191,5 +188,5 @@ class StepStream:
         if error is None:
             step.set_result(sent.result())
         else:
-            self._failed = [failed for failed in self._failed if not failed.asked] + [step]
+            self._failures.add(step)
             step.set_exception(error)
