@@ -73,7 +73,9 @@ class ShapeKernels {
   const std::byte* const* ValuesAhead(const Products& products) const;
   // How many entries ahead of the multiplication a tile of so many rows prefetches; 0: it does not.
   int AheadDistance(int rows) const;
-  static constexpr int kMaxAheadDistance = 8;
+  static constexpr int kMaxAheadDistance = 12;
+  // Of a run, the blocks that the prefetches of the run before may reach.
+  static constexpr int kAheadBlocks = 3;
 
   // strip = Q K^T of every slot.
   void Scores(const Products& args, ProductScratch* scratch) const;

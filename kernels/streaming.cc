@@ -31,15 +31,45 @@ constexpr int kTileVectors = kLanes >= 16 ? 4 : 2;
 constexpr int kTilesVectors = 2;
 constexpr int kTileChunkSteps = 16;  // pairs of one tdpbf16ps
 
-// To L2: L1 is too small to hold what lies 16 KB ahead beside the operands, and NTA measured worse than none.
-template <StreamMode kMode, bool kPrefetch>
-HWY_INLINE void PrefetchStep(int step, const std::byte* const* ahead) {
-  if constexpr (kPrefetch) {
-    constexpr int kSteps = PrefetchSteps(kMode), kStepBytes = kPrefetchBytes / kSteps;
-    const std::byte* p = ahead[step / kSteps] + (step % kSteps) * kStepBytes;
-    PrefetchToL2(p, kStepBytes);
+template <StreamMode kMode>
+constexpr int kTileColumns = (kMode == StreamMode::kTiles ? kTilesVectors : kTileVectors) * static_cast<int>(kLanes);
+// Register tiles that a row of B needs: passes over B. Where it takes one, all pieces follow each other in it. Where it
+// takes more (4 on AVX2), the passes take turns over a part of B that L1 holds, and the sums wait in C meanwhile.
+template <StreamMode kMode>
+constexpr int kPasses = (kBlockTokens + kTileColumns<kMode> - 1) / kTileColumns<kMode>;
+constexpr int kPartBytes = 16384;
+
+// What a step of a pass prefetches where one pass must do it all, and where the passes over a part share it, for the
+// memory rests while a pass prefetches nothing. Decode from memory by AVX2 (Zen 3), with all of it in the first pass
+// and shared: f32 0.43 and 0.65 of the read roof, bf16 0.43 and 0.73, f16 0.42 and 0.70, int8 0.36 and 0.52; a prefetch
+// too many at once is dropped there.
+template <StreamMode kMode>
+constexpr int kStepBytes = kPrefetchBytes / PrefetchSteps(kMode);
+template <StreamMode kMode>
+constexpr int kPassBytes = kStepBytes<kMode> / kPasses<kMode>;
+// Steps of a turn of the loop: a step of f16 in a shared pass prefetches half a line. What needs no more than one step
+// for a line is slower with two in a turn.
+template <StreamMode kMode>
+constexpr int kUnroll = kPasses<kMode> > 1 && kMode == StreamMode::kF16 ? 2 : 1;
+
+// Some pieces of a product.
+struct Part : StreamArgs {
+  explicit Part(const StreamArgs& args) : StreamArgs(args) {}
+
+  unsigned first_step = 0;  // of this pass, among those that share the part's prefetches
+  bool begins = true;       // sums begin at zero, not with what is in C
+  bool ends = true;         // kInt8: C gets the scaled sums, not their bits
+};
+
+// From byte `at` of what the entries list on.
+template <int kBytes>
+HWY_INLINE void Prefetch(const std::byte* const* ahead, unsigned at) {
+  if constexpr (kBytes > 0) {
+    if (kBytes >= kCacheLine || at % kCacheLine == 0) {
+      PrefetchToL2(ahead[at / kPrefetchBytes] + at % kPrefetchBytes, kBytes);
+    }
   }
-  (void)step, (void)ahead;
+  (void)ahead, (void)at;
 }
 
 // `n` units of B, the lanes behind them zero.
@@ -97,6 +127,20 @@ HWY_INLINE void SetZero(VF (&sums)[kRows][kVectors]) {
   }
 }
 
+// What the pieces before this part left in C.
+template <bool kPartial, int kRows, int kVectors>
+HWY_INLINE void LoadSums(const StreamArgs& args, int row, int column, size_t last, VF (&sums)[kRows][kVectors]) {
+  const DF d;
+  ATTND_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ATTND_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const float* c = args.c + (row + r) * args.c_ld + column + v * kLanes;
+      sums[r][v] = kPartial ? hn::LoadN(d, c, last) : hn::LoadU(d, c);
+    }
+  }
+}
+
 template <bool kPartial, int kRows, int kVectors>
 HWY_INLINE void StoreSums(const StreamArgs& args, int row, int column, size_t last, VF (&sums)[kRows][kVectors]) {
   const DF d;
@@ -114,44 +158,65 @@ HWY_INLINE void StoreSums(const StreamArgs& args, int row, int column, size_t la
   }
 }
 
+template <StreamMode kMode, bool kPartial, int kRows, int kVectors>
+HWY_INLINE void Step(const std::byte* b, const std::byte* a, size_t a_row_bytes, int step, size_t last,
+                     VF (&sums)[kRows][kVectors]) {
+  VF bs[kVectors];
+  ATTND_UNROLL
+  for (int v = 0; v < kVectors; ++v) bs[v] = LoadB<kMode, kPartial>(b + v * kLanes * StreamUnitBytes(kMode), last);
+  ATTND_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ATTND_UNROLL
+    for (int v = 0; v < kVectors; ++v) Accumulate<kMode>(a + r * a_row_bytes, step, bs[v], sums[r][v]);
+  }
+}
+
+// Calls step(b, step) for the steps of a piece and prefetches beside them, kBytes a step from `at` on.
+template <StreamMode kMode, int kBytes, class OneStep>
+HWY_INLINE void ForSteps(const Part& args, const std::byte* b, unsigned at, const OneStep& step) {
+  const size_t step_bytes = args.columns * StreamUnitBytes(kMode);
+  int s = 0;
+  for (; s + kUnroll<kMode> <= args.steps; s += kUnroll<kMode>, b += kUnroll<kMode> * step_bytes) {
+    Prefetch<kUnroll<kMode> * kBytes>(args.ahead, at + s * kBytes);
+    ATTND_UNROLL
+    for (int u = 0; u < kUnroll<kMode>; ++u) step(b + u * step_bytes, s + u);
+  }
+  for (; s < args.steps; ++s, b += step_bytes) step(b, s);
+}
+
 // kRows x kVectors outputs from column `column` on, the last vector of `last` lanes if partial.
-template <StreamMode kMode, int kRows, int kVectors, bool kPartial, bool kPrefetch>
-HWY_NOINLINE void StreamTile(const StreamArgs& args, int row, int column, size_t last) {
+template <StreamMode kMode, int kRows, int kVectors, bool kPartial, int kBytes>
+HWY_NOINLINE void StreamTile(const Part& args, int row, int column, size_t last) {
   VF sums[kRows][kVectors];
-  SetZero(sums);
-  const std::byte* const* ahead = args.ahead;
-  constexpr size_t kUnit = StreamUnitBytes(kMode);
-  const size_t step_bytes = args.columns * kUnit;
+  if (args.begins) {
+    SetZero(sums);
+  } else {
+    LoadSums<kPartial>(args, row, column, last, sums);
+  }
   for (int piece = 0; piece < args.pieces; ++piece) {
-    const std::byte* b = args.b[piece] + column * kUnit;
+    const std::byte* b = args.b[piece] + column * StreamUnitBytes(kMode);
     const std::byte* a = args.a + row * args.a_row_bytes + piece * args.a_piece_bytes;
-    for (int step = 0; step < args.steps; ++step, b += step_bytes) {
-      PrefetchStep<kMode, kPrefetch>(step, ahead);
-      VF bs[kVectors];
-      ATTND_UNROLL
-      for (int v = 0; v < kVectors; ++v) bs[v] = LoadB<kMode, kPartial>(b + v * kLanes * kUnit, last);
-      ATTND_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        ATTND_UNROLL
-        for (int v = 0; v < kVectors; ++v) Accumulate<kMode>(a + r * args.a_row_bytes, step, bs[v], sums[r][v]);
-      }
-    }
-    if constexpr (kPrefetch) ahead += (args.steps + PrefetchSteps(kMode) - 1) / PrefetchSteps(kMode);
+    ForSteps<kMode, kBytes>(args, b, (args.first_step + piece * args.steps) * kBytes,
+                            [&](const std::byte* b_step, int step)
+                                HWY_ATTR { Step<kMode, kPartial>(b_step, a, args.a_row_bytes, step, last, sums); });
   }
   StoreSums<kPartial>(args, row, column, last, sums);
 }
 
 // The same with AMX's order of sums: within a chunk of 16 pairs the even and the odd elements are summed apart, each
 // from zero; then even + odd joins the output.
-template <int kRows, int kVectors, bool kPartial, bool kPrefetch>
-HWY_NOINLINE void StreamTileAsAmx(const StreamArgs& args, int row, int column, size_t last) {
+template <int kRows, int kVectors, bool kPartial, int kBytes>
+HWY_NOINLINE void StreamTileAsAmx(const Part& args, int row, int column, size_t last) {
   constexpr StreamMode kMode = StreamMode::kTiles;
   const DF d;
   const DU du;
   VF sums[kRows][kVectors];
-  SetZero(sums);
+  if (args.begins) {
+    SetZero(sums);
+  } else {
+    LoadSums<kPartial>(args, row, column, last, sums);
+  }
   const auto high = hn::Set(du, 0xFFFF0000u);
-  const std::byte* const* ahead = args.ahead;
   const size_t step_bytes = args.columns * sizeof(float);
   for (int piece = 0; piece < args.pieces; ++piece) {
     const std::byte* b = args.b[piece] + column * sizeof(float);
@@ -162,7 +227,7 @@ HWY_NOINLINE void StreamTileAsAmx(const StreamArgs& args, int row, int column, s
       SetZero(evens);
       SetZero(odds);
       for (; step < chunk_end; ++step, b += step_bytes) {
-        PrefetchStep<kMode, kPrefetch>(step, ahead);
+        Prefetch<kBytes>(args.ahead, (args.first_step + piece * args.steps + step) * kBytes);
         VF even[kVectors], odd[kVectors];
         ATTND_UNROLL
         for (int v = 0; v < kVectors; ++v) {
@@ -187,51 +252,69 @@ HWY_NOINLINE void StreamTileAsAmx(const StreamArgs& args, int row, int column, s
         for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Add(sums[r][v], hn::Add(evens[r][v], odds[r][v]));
       }
     }
-    if constexpr (kPrefetch) ahead += (args.steps + PrefetchSteps(kMode) - 1) / PrefetchSteps(kMode);
   }
   StoreSums<kPartial>(args, row, column, last, sums);
 }
 
 // Quads of s8 with rows of s16. The even and the odd bytes of a vector of B become pairs of s16 by shifts; A has its
 // quads in the order 0 2 1 3 for that.
-template <int kRows, int kVectors, bool kPartial, bool kPrefetch>
-HWY_NOINLINE void StreamTileInt8(const StreamArgs& args, int row, int column, size_t last) {
+template <bool kPartial, int kRows, int kVectors>
+HWY_INLINE void StepInt8(const std::byte* b, const std::byte* a, size_t a_row_bytes, int step, size_t last,
+                         VI (&sums)[kRows][kVectors]) {
+  const DI di;
+  const hn::Repartition<int16_t, DI> d16;
+  // B stays in registers and A passes by: the other way round 16 registers would not do.
+  hn::Vec<decltype(d16)> even[kVectors], odd[kVectors];
+  ATTND_UNROLL
+  for (int v = 0; v < kVectors; ++v) {
+    const auto bytes = hn::BitCast(d16, LoadB<StreamMode::kInt8, kPartial>(b + v * kLanes * sizeof(int32_t), last));
+    even[v] = hn::ShiftRight<8>(hn::ShiftLeft<8>(bytes));
+    odd[v] = hn::ShiftRight<8>(bytes);
+  }
+  ATTND_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const auto a_even = hn::BitCast(d16, hn::Set(di, LoadA<int32_t>(a + r * a_row_bytes, 2 * step)));
+    const auto a_odd = hn::BitCast(d16, hn::Set(di, LoadA<int32_t>(a + r * a_row_bytes, 2 * step + 1)));
+    VI unused = hn::Zero(di);
+    ATTND_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      sums[r][v] = hn::ReorderWidenMulAccumulate(di, a_even, even[v], sums[r][v], unused);
+      sums[r][v] = hn::ReorderWidenMulAccumulate(di, a_odd, odd[v], sums[r][v], unused);
+    }
+  }
+}
+
+template <int kRows, int kVectors, bool kPartial, int kBytes>
+HWY_NOINLINE void StreamTileInt8(const Part& args, int row, int column, size_t last) {
   constexpr StreamMode kMode = StreamMode::kInt8;
   const DF d;
   const DI di;
-  const hn::Repartition<int16_t, DI> d16;
+  VF bits[kRows][kVectors];
+  if (args.begins) {
+    SetZero(bits);
+  } else {
+    LoadSums<kPartial>(args, row, column, last, bits);
+  }
   VI sums[kRows][kVectors];
   ATTND_UNROLL
   for (int r = 0; r < kRows; ++r) {
     ATTND_UNROLL
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(di);
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::BitCast(di, bits[r][v]);
   }
-  const std::byte* const* ahead = args.ahead;
-  const size_t step_bytes = args.columns * sizeof(int32_t);
   for (int piece = 0; piece < args.pieces; ++piece) {
     const std::byte* b = args.b[piece] + column * sizeof(int32_t);
     const std::byte* a = args.a + row * args.a_row_bytes + piece * args.a_piece_bytes;
-    for (int step = 0; step < args.steps; ++step, b += step_bytes) {
-      PrefetchStep<kMode, kPrefetch>(step, ahead);
-      hn::Vec<decltype(d16)> a_even[kRows], a_odd[kRows];
+    ForSteps<kMode, kBytes>(args, b, (args.first_step + piece * args.steps) * kBytes,
+                            [&](const std::byte* b_step, int step)
+                                HWY_ATTR { StepInt8<kPartial>(b_step, a, args.a_row_bytes, step, last, sums); });
+  }
+  if (!args.ends) {
+    ATTND_UNROLL
+    for (int r = 0; r < kRows; ++r) {
       ATTND_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        a_even[r] = hn::BitCast(d16, hn::Set(di, LoadA<int32_t>(a + r * args.a_row_bytes, 2 * step)));
-        a_odd[r] = hn::BitCast(d16, hn::Set(di, LoadA<int32_t>(a + r * args.a_row_bytes, 2 * step + 1)));
-      }
-      ATTND_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        const auto bytes = hn::BitCast(d16, LoadB<kMode, kPartial>(b + v * kLanes * sizeof(int32_t), last));
-        const auto even = hn::ShiftRight<8>(hn::ShiftLeft<8>(bytes)), odd = hn::ShiftRight<8>(bytes);
-        VI unused = hn::Zero(di);
-        ATTND_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          sums[r][v] = hn::ReorderWidenMulAccumulate(di, a_even[r], even, sums[r][v], unused);
-          sums[r][v] = hn::ReorderWidenMulAccumulate(di, a_odd[r], odd, sums[r][v], unused);
-        }
-      }
+      for (int v = 0; v < kVectors; ++v) bits[r][v] = hn::BitCast(d, sums[r][v]);
     }
-    if constexpr (kPrefetch) ahead += (args.steps + PrefetchSteps(kMode) - 1) / PrefetchSteps(kMode);
+    return StoreSums<kPartial>(args, row, column, last, bits);
   }
   // The scales first: a sum of large products would overflow before the scale of the other side could bring it down.
   VF scaled[kRows][kVectors];
@@ -264,43 +347,46 @@ void JoinHalvesImpl(const int32_t* sums, const StreamArgs& args, int row, int ro
   }
 }
 
-template <StreamMode kMode, int kRows, int kVectors, bool kPartial, bool kPrefetch>
-HWY_INLINE void Tile(const StreamArgs& args, int row, int column, size_t last) {
+template <StreamMode kMode, int kRows, int kVectors, bool kPartial, int kBytes>
+HWY_INLINE void Tile(const Part& args, int row, int column, size_t last) {
   if constexpr (kMode == StreamMode::kTiles) {
-    StreamTileAsAmx<kRows, kVectors, kPartial, kPrefetch>(args, row, column, last);
+    StreamTileAsAmx<kRows, kVectors, kPartial, kBytes>(args, row, column, last);
   } else if constexpr (kMode == StreamMode::kInt8) {
-    StreamTileInt8<kRows, kVectors, kPartial, kPrefetch>(args, row, column, last);
+    StreamTileInt8<kRows, kVectors, kPartial, kBytes>(args, row, column, last);
   } else {
-    StreamTile<kMode, kRows, kVectors, kPartial, kPrefetch>(args, row, column, last);
+    StreamTile<kMode, kRows, kVectors, kPartial, kBytes>(args, row, column, last);
   }
 }
 
-// kRows rows, all columns. Only the first pass over B prefetches: the others find it in L1 or L2.
+// kRows rows, all columns. Only the first rows' passes over B prefetch: the others find it in L1 or L2.
 template <StreamMode kMode, int kRows>
-HWY_INLINE void StreamRows(const StreamArgs& args, int row, bool prefetch) {
-  constexpr int kVectors = kMode == StreamMode::kTiles ? kTilesVectors : kTileVectors;
-  constexpr int kColumns = kVectors * static_cast<int>(kLanes);
+HWY_INLINE void StreamRows(Part args, int row, bool prefetch) {
+  constexpr int kColumns = kTileColumns<kMode>, kVectors = kColumns / static_cast<int>(kLanes);
+  // A narrower panel has fewer passes: all its prefetches are in the first.
+  const bool shared = kPasses<kMode> > 1 && args.columns == kBlockTokens;
   int column = 0;
-  for (; column + kColumns <= args.columns; column += kColumns) {
-    if (prefetch) {
-      Tile<kMode, kRows, kVectors, false, true>(args, row, column, kLanes);
-      prefetch = false;
+  for (; column + kColumns <= args.columns; column += kColumns, args.first_step += args.pieces * args.steps) {
+    if (!prefetch) {
+      Tile<kMode, kRows, kVectors, false, 0>(args, row, column, kLanes);
+    } else if (shared) {
+      Tile<kMode, kRows, kVectors, false, kPassBytes<kMode>>(args, row, column, kLanes);
     } else {
-      Tile<kMode, kRows, kVectors, false, false>(args, row, column, kLanes);
+      Tile<kMode, kRows, kVectors, false, kStepBytes<kMode>>(args, row, column, kLanes);
+      prefetch = false;
     }
   }
   for (; column < args.columns; column += static_cast<int>(kLanes)) {
     const size_t rest = args.columns - column;
     if (rest >= kLanes) {
-      Tile<kMode, kRows, 1, false, false>(args, row, column, kLanes);
+      Tile<kMode, kRows, 1, false, 0>(args, row, column, kLanes);
     } else {
-      Tile<kMode, kRows, 1, true, false>(args, row, column, rest);
+      Tile<kMode, kRows, 1, true, 0>(args, row, column, rest);
     }
   }
 }
 
 template <StreamMode kMode>
-void Stream(const StreamArgs& args) {
+HWY_INLINE void StreamPart(const Part& args) {
   bool prefetch = args.ahead != nullptr;
   int row = 0;
   for (; row + kTileRows <= args.rows; row += kTileRows, prefetch = false) {
@@ -318,6 +404,24 @@ void Stream(const StreamArgs& args) {
   }
 }
 
+template <StreamMode kMode>
+void Stream(const StreamArgs& args) {
+  Part part(args);
+  if (kPasses<kMode> == 1) return StreamPart<kMode>(part);
+  const int piece_bytes = args.steps * args.columns * static_cast<int>(StreamUnitBytes(kMode));
+  const int piece_entries = (args.steps + PrefetchSteps(kMode) - 1) / PrefetchSteps(kMode);
+  const int pieces = HWY_MAX(1, kPartBytes / piece_bytes);
+  for (int piece = 0; piece < args.pieces; piece += pieces) {
+    part.pieces = HWY_MIN(pieces, args.pieces - piece);
+    part.begins = piece == 0;
+    part.ends = piece + part.pieces == args.pieces;
+    part.a = args.a + piece * args.a_piece_bytes;
+    part.b = args.b + piece;
+    if (args.ahead != nullptr) part.ahead = args.ahead + piece * piece_entries;
+    StreamPart<kMode>(part);
+  }
+}
+
 void StreamF32(const StreamArgs& args) { Stream<StreamMode::kF32>(args); }
 void StreamF16(const StreamArgs& args) { Stream<StreamMode::kF16>(args); }
 void StreamInt8(const StreamArgs& args) { Stream<StreamMode::kInt8>(args); }
@@ -331,6 +435,7 @@ void StreamDotPairs(const StreamArgs&) {}
 bool HasDotPairs() { return false; }
 #endif
 bool HasFma() { return HWY_NATIVE_FMA != 0; }
+bool PassesShare() { return kPasses<StreamMode::kF32> > 1; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace attnd
@@ -349,6 +454,7 @@ HWY_EXPORT(StreamTiles);
 HWY_EXPORT(StreamDotPairs);
 HWY_EXPORT(HasDotPairs);
 HWY_EXPORT(HasFma);
+HWY_EXPORT(PassesShare);
 
 }  // namespace
 
@@ -369,6 +475,11 @@ bool StreamModeAvailable(StreamMode mode) {
       return HWY_DYNAMIC_DISPATCH(HasFma)();
   }
   return false;
+}
+
+int StreamAheadBytes() {
+  InitIsa();
+  return HWY_DYNAMIC_DISPATCH(PassesShare)() ? 24576 : 16384;
 }
 
 void JoinHalves(const int32_t* sums, const StreamArgs& args, int row, int rows) {
