@@ -10,6 +10,7 @@
 #include "hwy/highway.h"
 #include "kernels/isa.h"
 #include "kernels/row_vectors-inl.h"
+#include "kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnd {
@@ -77,16 +78,24 @@ HWY_INLINE float QuantizeWeightsAs(float* weights, int slots, const float* const
   const VF vlift = hn::Set(d, lift), vinverse = hn::Set(d, inverse);
   std::byte* to = reinterpret_cast<std::byte*>(weights);  // never beyond what was read, but for lo, which waits
   HWY_ALIGN std::byte low[kRunTokens];
-  VF rest = hn::Zero(d);
-  for (size_t i = 0; i < static_cast<size_t>(slots) * kBlockTokens; i += 2 * kLanes) {
-    const VF w0 = hn::Mul(hn::Load(d, weights + i), vlift), w1 = hn::Mul(hn::Load(d, weights + i + kLanes), vlift);
-    // What rounding takes from one weight the lane's next one gets: many equal small weights beside a large one would
-    // all err in the same direction. A weight of 0 stays 0 and hands on what it got.
-    const VF x0 = hn::MulAdd(w0, vinverse, rest), q0 = hn::Round(x0);
-    rest = hn::Sub(x0, q0);
-    const VF x1 = hn::MulAdd(w1, vinverse, rest), q1 = hn::Round(x1);
-    rest = hn::Sub(x1, q1);
-    StoreS16<kForm>(q0, q1, i, 2 * kLanes, to, low);
+  // What rounding takes from one weight the lane's next one gets: many equal small weights beside a large one would all
+  // err in the same direction. A weight of 0 stays 0 and hands on what it got. Four lines of it, for each step waits
+  // for the one before.
+  constexpr size_t kLines = 4;
+  VF rest[kLines], rounded[kLines];
+  ATTND_UNROLL
+  for (size_t v = 0; v < kLines; ++v) rest[v] = hn::Zero(d);
+  for (size_t i = 0; i < static_cast<size_t>(slots) * kBlockTokens; i += kLines * kLanes) {
+    ATTND_UNROLL
+    for (size_t v = 0; v < kLines; ++v) {
+      const VF x = hn::MulAdd(hn::Mul(hn::Load(d, weights + i + v * kLanes), vlift), vinverse, rest[v]);
+      rounded[v] = hn::Round(x);
+      rest[v] = hn::Sub(x, rounded[v]);
+    }
+    ATTND_UNROLL
+    for (size_t v = 0; v < kLines; v += 2) {
+      StoreS16<kForm>(rounded[v], rounded[v + 1], i + v * kLanes, 2 * kLanes, to, low);
+    }
   }
   if constexpr (kForm == S16Form::kHalves) std::memcpy(to + kWeightHalf, low, slots * kBlockTokens);
   return largest / kMaxS16;
