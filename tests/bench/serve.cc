@@ -124,9 +124,14 @@ void MeasureStreams(const Case& c, const Client& client) {
   Print(c, row);
 }
 
-// Latencies, in seconds, of steps that are intended every `period` seconds.
-std::vector<double> DecodeAtPace(Decoder* decoder, double seconds, double period) {
-  std::vector<double> latencies;
+// Of steps, in seconds: from the intended time to the answer, and of that in the server's queue and in its batches.
+struct Latencies {
+  std::vector<double> total, queue, compute;
+};
+
+// Steps that are intended every `period` seconds.
+Latencies DecodeAtPace(Decoder* decoder, double seconds, double period) {
+  Latencies latencies;
   const Clock::time_point start = Clock::now();
   for (int i = 0; i * period < seconds; ++i) {
     const auto intended =
@@ -134,8 +139,11 @@ std::vector<double> DecodeAtPace(Decoder* decoder, double seconds, double period
     std::this_thread::sleep_until(intended);
     absl::StatusOr<uint64_t> id = decoder->stream().Send(decoder->step());
     CheckOk(id.status());
-    CheckOk(decoder->stream().Wait(*id).status());
-    latencies.push_back(SecondsSince(intended));
+    const absl::StatusOr<client::StepResult> result = decoder->stream().Wait(*id);
+    CheckOk(result.status());
+    latencies.total.push_back(SecondsSince(intended));
+    latencies.queue.push_back(absl::ToDoubleSeconds(result->queue_time));
+    latencies.compute.push_back(absl::ToDoubleSeconds(result->compute_time));
   }
   return latencies;
 }
@@ -166,12 +174,14 @@ double PrefillUntil(const Case& c, const Client& client, const std::atomic<bool>
   return static_cast<double>(tokens) / SecondsSince(start);
 }
 
-Row LatencyRow(const char* name, const std::vector<double>& latencies) {
+Row LatencyRow(const char* name, const Latencies& latencies) {
   Row row;
   row.name = name;
-  row.median_us = 1e6 * Quantile(latencies, 0.5);
-  row.value = 1e3 * Quantile(latencies, 0.99);
+  row.median_us = 1e6 * Quantile(latencies.total, 0.5);
+  row.value = 1e3 * Quantile(latencies.total, 0.99);
   row.unit = "ms p99";
+  row.numbers = {{"queue_us", 1e6 * Quantile(latencies.queue, 0.5)},
+                 {"compute_us", 1e6 * Quantile(latencies.compute, 0.5)}};
   return row;
 }
 
@@ -179,12 +189,12 @@ void MeasurePrefillBeside(const Case& c, const Client& client, const Client& oth
   constexpr double kPeriod = 0.05;
   Decoder decoder(c, client);
   DecodeAtPace(&decoder, 0.2, kPeriod);
-  const std::vector<double> idle = DecodeAtPace(&decoder, 3 * c.seconds, kPeriod);
+  const Latencies idle = DecodeAtPace(&decoder, 3 * c.seconds, kPeriod);
   std::atomic<bool> stop{false};
   double prefill_rate = 0;
   std::thread prefills([&] { prefill_rate = PrefillUntil(c, other, stop); });
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  const std::vector<double> busy = DecodeAtPace(&decoder, 3 * c.seconds, kPeriod);
+  const Latencies busy = DecodeAtPace(&decoder, 3 * c.seconds, kPeriod);
   stop = true;
   prefills.join();
   Row idle_row = LatencyRow("decode_idle", idle);
@@ -193,7 +203,7 @@ void MeasurePrefillBeside(const Case& c, const Client& client, const Client& oth
   idle_row.bound = "itself";
   busy_row.roof = 10 * idle_row.value + 1e3 * kChunkSeconds;
   busy_row.bound = "limit";
-  busy_row.numbers = {{"prefill_tokens_s", prefill_rate}};
+  busy_row.numbers.emplace_back("prefill_tokens_s", prefill_rate);
   Print(c, idle_row);
   Print(c, busy_row);
 }
