@@ -35,9 +35,12 @@ void Scheduler::MakeReady(Entry* entry) { (entry->item.prefill ? prefills_ : dec
 
 Scheduler::Batch Scheduler::Form(absl::Time now, double work, const Questions& ask) {
   Batch batch;
-  // Prefills first: one that is dropped may make a decode of its lane ready.
-  FormPrefills(now, {limits_.prefill_chunk_tokens, work}, ask, &batch);
-  FormDecodes(now, ask, &batch);
+  const bool prefills_turn = last_was_decodes_ && !prefills_.empty();
+  last_was_decodes_ = false;
+  if (!prefills_turn) FormDecodes(now, ask, &batch);
+  if (batch.chunks.empty()) FormPrefills(now, {limits_.prefill_chunk_tokens, work}, ask, &batch);
+  // A prefill that was dropped may have made a decode of its lane ready.
+  if (batch.chunks.empty()) FormDecodes(now, ask, &batch);
   return batch;
 }
 
@@ -53,6 +56,8 @@ void Scheduler::FormDecodes(absl::Time now, const Questions& ask, Batch* batch) 
       continue;
     }
     Start(entry);
+    last_was_decodes_ = true;
+    last_decode_ = now;
     batch->chunks.push_back({entry->item.id, 0, entry->item.tokens, true});
   }
   decodes_ = std::move(waiting);
@@ -75,7 +80,9 @@ void Scheduler::FormPrefills(absl::Time now, Budget budget, const Questions& ask
       entry->cost = ask.cost(entry->item.id);
     }
     const int64_t tokens = std::min(budget.tokens, std::max(kMinChunkTokens, budget.tokens / turns));
-    CutChunk(entry, {tokens, budget.work / static_cast<double>(turns)}, &budget, batch);
+    const bool decodes_lately = now - last_decode_ < kLately;
+    CutChunk(entry, {tokens, budget.work / static_cast<double>(turns)},
+             decodes_lately ? entry->cost.least_tokens : entry->cost.min_tokens, &budget, batch);
     const bool last = batch->chunks.back().last;
     if (!last) served.push_back(entry);
   }
@@ -85,14 +92,13 @@ void Scheduler::FormPrefills(absl::Time now, Budget budget, const Questions& ask
 }
 
 // Gives the item its next chunk, for its share of the budgets, and takes from these what it costs.
-void Scheduler::CutChunk(Entry* entry, const Budget& share, Budget* budget, Batch* batch) {
+void Scheduler::CutChunk(Entry* entry, const Budget& share, int64_t least, Budget* budget, Batch* batch) {
   const int64_t begin = entry->done_tokens, left = entry->item.tokens - begin;
   const auto work = [&](int64_t tokens) {  // as if all looked back on as many keys as the last one
     return entry->cost.work_per_key * static_cast<double>(entry->cost.history + begin + tokens) *
            static_cast<double>(tokens);
   };
   int64_t tokens = std::min(left, share.tokens);
-  const int64_t least = entry->cost.min_tokens;
   while (tokens > least && work(tokens) > share.work) tokens = std::max(least, tokens * 7 / 8);
   entry->done_tokens += tokens;
   budget->tokens -= tokens;

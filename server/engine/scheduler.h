@@ -4,10 +4,10 @@
 // Behaviour
 //   - An item waits in the lanes (sessions) that it names, first come first served in each. It is ready when it is at
 //     the head of all of them and keeps that place until it is finished: the items of a lane never overlap or overtake.
-//   - Continuous batching: a batch takes every ready decode item, whole. Prefill items share a budget of tokens per
-//     batch, in turns, so they come in chunks and decodes never wait for more than one batch. So that a batch takes
-//     about as long whatever a model's size and its history, a budget of work bounds the chunks too, down to a few
-//     tokens.
+//   - Continuous batching: a batch takes every ready decode item, whole, or else chunks of prefill items, which share a
+//     budget of tokens per batch. The two take turns while both are ready, decodes first: a decode waits for one batch
+//     of chunks and is then answered without another one. So that a batch takes about as long whatever a model's size
+//     and its history, a budget of work bounds the chunks too, down to a few tokens.
 //   - Cancelled and expired items are dropped when a batch is formed, between the chunks of a prefill too.
 //   - The queue (items that have not started) is bounded in tokens and in items. An item larger than the token bound
 //     is taken when nothing else waits: it could never come in otherwise.
@@ -66,11 +66,13 @@ class Scheduler {
   // REQUIRES: the id is new; HasRoom (not checked here: internal work goes in regardless).
   void Add(Item item);
   // What a prefill's tokens cost: token i work_per_key x (history + i). The budget of work cuts no chunk below
-  // `min_tokens`: each reads its history anew, and with fewer rows that, not the products, takes the time.
+  // `min_tokens`: each reads its history anew, and with fewer rows that, not the products, takes the time. Where there
+  // have been decodes within the last second, it may cut down to `least_tokens` for their sake.
   struct Cost {
     int64_t history = 0;
     double work_per_key = 0;
     int64_t min_tokens = 16;
+    int64_t least_tokens = 4;
   };
   // What is asked of the caller while a batch is formed; the cost of an item once, when it starts.
   struct Questions {
@@ -106,6 +108,7 @@ class Scheduler {
   using Lane = absl::InlinedVector<Entry*, 1>;
 
   static constexpr int64_t kMinChunkTokens = 64;  // of the budget of tokens
+  static constexpr absl::Duration kLately = absl::Seconds(1);
 
   void MakeReady(Entry* entry);
   void MakeUnready(Entry* entry);
@@ -115,7 +118,7 @@ class Scheduler {
     int64_t tokens = 0;
     double work = 0;
   };
-  void CutChunk(Entry* entry, const Budget& share, Budget* budget, Batch* batch);
+  void CutChunk(Entry* entry, const Budget& share, int64_t least, Budget* budget, Batch* batch);
   bool StartFits(const Entry& entry, bool* scratch_blocked) const;
   void Start(Entry* entry);
   void FormDecodes(absl::Time now, const Questions& ask, Batch* batch);
@@ -128,6 +131,8 @@ class Scheduler {
   // Ready: not started decodes, and prefills with tokens left, in the order of their turns.
   std::deque<Entry*> decodes_;
   std::deque<Entry*> prefills_;
+  bool last_was_decodes_ = false;  // the last batch
+  absl::Time last_decode_ = absl::InfinitePast();
   int64_t queued_items_ = 0;
   int64_t queued_tokens_ = 0;
   int64_t prefill_tokens_left_ = 0;
