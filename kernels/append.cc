@@ -63,7 +63,19 @@ void CopyPlace(const std::byte* from, size_t count, size_t element_bytes, size_t
 
 }  // namespace
 
-void InitBlock(const BlockLayout& layout, std::byte* block) { std::memset(block + layout.k_bytes, 0, layout.v_bytes); }
+void InitBlock(const BlockLayout& layout, std::byte* block, int first_slot) {
+  assert(first_slot >= 0 && first_slot <= kBlockTokens);
+  // Whole groups: a token that is written alone leaves its neighbours as they are.
+  const int group = KvGroup(layout.shape.dtype), first_group = first_slot / group;
+  if (first_slot == kBlockTokens) return;
+  for (int p = 0; p < layout.num_panels; ++p) {
+    const size_t group_bytes = layout.PanelWidth(p) * KvUnitBytes(layout.shape.dtype);
+    std::memset(block + layout.PanelOffset(p) + first_group * group_bytes, 0,
+                (kBlockTokens / group - first_group) * group_bytes);
+  }
+  const size_t first_scale = layout.scale_bytes / kBlockTokens * first_slot;
+  std::memset(block + layout.VScalesOffset() + first_scale, 0, layout.scale_bytes - first_scale);
+}
 
 void CopyTokens(const BlockLayout& layout, const std::byte* from, int num_tokens, std::byte* to) {
   assert(num_tokens >= 0 && num_tokens <= kBlockTokens);

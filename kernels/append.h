@@ -19,8 +19,9 @@ struct RowsView {
 };
 
 // Zero-fills V and its scales (0 x NaN would poison a masked tail: every slot that no token was written to must hold
-// finite values). K needs nothing: the scores of unwritten slots are never used.
-void InitBlock(const BlockLayout& layout, std::byte* block);
+// finite values) but for the slots [0, first_slot), which the caller fills at once. K needs nothing: the scores of
+// unwritten slots are never used.
+void InitBlock(const BlockLayout& layout, std::byte* block, int first_slot = 0);
 
 // Writes rows [0, num_tokens) of k and v to slots [first_slot, first_slot + num_tokens) of the block.
 // Rounds to nearest, ties to even; what is beyond the largest BF16 or F16 becomes infinite. INT8: symmetric per token,

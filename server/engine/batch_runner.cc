@@ -32,11 +32,11 @@ void WriteBlockRows(SegmentRun* run, int64_t begin, int64_t end, int head) {
   std::byte* const block = run->Block(index, head);
   const bool fresh = run->session == nullptr || index >= run->staged.first_fresh;
   if (fresh && (begin == 0 || slot == 0)) {  // nothing of this block was written yet
-    InitBlock(layout, block);
-    if (begin == 0 && run->staged.copied_tokens > 0) {
+    const int copied = begin == 0 ? static_cast<int>(run->staged.copied_tokens) : 0;
+    InitBlock(layout, block, copied == slot ? slot + static_cast<int>(end - begin) : 0);
+    if (copied > 0) {
       const SessionCache& cache = run->session->cache;
-      CopyTokens(layout, cache.Address(cache.block(run->staged.layer, index, head)),
-                 static_cast<int>(run->staged.copied_tokens), block);
+      CopyTokens(layout, cache.Address(cache.block(run->staged.layer, index, head)), copied, block);
     }
   }
   const auto rows = [&](const TensorView& t) {

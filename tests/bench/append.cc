@@ -82,7 +82,7 @@ class AppendWorks {
     const int tokens = static_cast<int>(std::min<int64_t>(end - token, kBlockTokens - slot));
     std::byte* const block = layers_->block(layer, 0, head, token / kBlockTokens);
     const std::byte* const k = rows_.data() + token * row_bytes() + head * case_.shape.head_dim * DTypeBytes(source_);
-    if (slot == 0) InitBlock(layers_->layout(), block);
+    if (slot == 0) InitBlock(layers_->layout(), block, tokens);
     WriteTokens(layers_->layout(), block, slot, tokens, {k, row_bytes(), source_},
                 {k + tensor_bytes(), row_bytes(), source_});
     return tokens;

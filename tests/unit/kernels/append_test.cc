@@ -111,18 +111,20 @@ TEST_P(AppendTest, EveryElementInItsPlace) {
       const Rows k(kBlockTokens, head_dim, dtype, 1), v(kBlockTokens, value_dim, dtype, 2);
       // In steps of all kinds: one by one, odd and even, from odd and even slots, whole blocks.
       for (const std::vector<int>& steps : {std::vector<int>{1}, {2}, {3}, {5, 2, 1}, {16}, {17}, {64}, {63, 1}}) {
-        AlignedBuffer memory(layout.block_bytes);
-        std::byte* block = memory.As<std::byte>();
-        std::memset(block, 0xFF, layout.block_bytes);
-        InitBlock(layout, block);
-        for (int token = 0, i = 0; token < kBlockTokens; ++i) {
-          const int count = std::min(steps[i % steps.size()], kBlockTokens - token);
-          WriteTokens(layout, block, token, count, k.From(token), v.From(token));
-          token += count;
-          if (token < 20) CheckBlock(layout, block, k, v, token);
+        for (const int first_slot : {0, steps[0]}) {
+          AlignedBuffer memory(layout.block_bytes);
+          std::byte* block = memory.As<std::byte>();
+          std::memset(block, 0xFF, layout.block_bytes);
+          InitBlock(layout, block, first_slot);
+          for (int token = 0, i = 0; token < kBlockTokens; ++i) {
+            const int count = std::min(steps[i % steps.size()], kBlockTokens - token);
+            WriteTokens(layout, block, token, count, k.From(token), v.From(token));
+            token += count;
+            if (token < 20) CheckBlock(layout, block, k, v, token);
+          }
+          CheckBlock(layout, block, k, v, kBlockTokens);
+          if (HasFatalFailure()) return;
         }
-        CheckBlock(layout, block, k, v, kBlockTokens);
-        if (HasFatalFailure()) return;
       }
     }
   }
@@ -149,11 +151,14 @@ TEST_P(AppendTest, CopyTokensCopiesExactlyThose) {
     AlignedBuffer from(layout.block_bytes);
     WriteTokens(layout, from.As<std::byte>(), 0, kBlockTokens, k.From(0), v.From(0));
     for (int tokens = 0; tokens <= kBlockTokens; ++tokens) {
-      AlignedBuffer to(layout.block_bytes);
-      InitBlock(layout, to.As<std::byte>());
-      CopyTokens(layout, from.As<std::byte>(), tokens, to.As<std::byte>());
-      CheckBlock(layout, to.As<std::byte>(), k, v, tokens);
-      if (HasFatalFailure()) return;
+      for (const int first_slot : {0, tokens}) {
+        AlignedBuffer to(layout.block_bytes);
+        std::memset(to.As<std::byte>(), 0xFF, layout.block_bytes);
+        InitBlock(layout, to.As<std::byte>(), first_slot);
+        CopyTokens(layout, from.As<std::byte>(), tokens, to.As<std::byte>());
+        CheckBlock(layout, to.As<std::byte>(), k, v, tokens);
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }
