@@ -34,15 +34,22 @@ class AppendWorks {
   DType source() const { return source_; }
   double bytes() const { return static_cast<double>(read_bytes() + written_bytes()); }
 
-  // All of a layer's tokens, `step` at a time.
+  // All of a layer's tokens, `step` at a time, in the engine's order: the heads of one block of tokens after the other.
   void Append(int step) {
-    const int layer = layers_->Next();
-    pool_->Run(case_.shape.num_kv_heads, [&](int head, int) {
-      for (int64_t token = 0; token < case_.tokens;) {
-        // A step's tokens go to the blocks one by one, as far as each reaches.
-        const int64_t step_end = std::min(case_.tokens, token + step);
-        for (; token < step_end; token += Write(layer, head, token, step_end)) {
-        }
+    const int layer = layers_->Next(), heads = case_.shape.num_kv_heads;
+    const int blocks = static_cast<int>((case_.tokens + kBlockTokens - 1) / kBlockTokens);
+    if (step >= kBlockTokens) {
+      pool_->Run(blocks * heads, [&](int task, int) {
+        const int64_t token = int64_t{kBlockTokens} * (task / heads);
+        Write(layer, task % heads, token, std::min(case_.tokens, token + kBlockTokens));
+      });
+      return;
+    }
+    // The engine gives a short step to one thread.
+    pool_->Run(blocks, [&](int block, int) {
+      const int64_t end = std::min(case_.tokens, int64_t{kBlockTokens} * (block + 1));
+      for (int64_t token = int64_t{kBlockTokens} * block; token < end; token += step) {
+        for (int head = 0; head < heads; ++head) Write(layer, head, token, std::min(end, token + step));
       }
     });
   }
@@ -77,15 +84,14 @@ class AppendWorks {
   }
 
   // As the engine does it: a new block is initialised before its first token is written.
-  int64_t Write(int layer, int head, int64_t token, int64_t end) {
+  void Write(int layer, int head, int64_t token, int64_t end) {
     const int slot = static_cast<int>(token % kBlockTokens);
-    const int tokens = static_cast<int>(std::min<int64_t>(end - token, kBlockTokens - slot));
+    const int tokens = static_cast<int>(end - token);
     std::byte* const block = layers_->block(layer, 0, head, token / kBlockTokens);
     const std::byte* const k = rows_.data() + token * row_bytes() + head * case_.shape.head_dim * DTypeBytes(source_);
     if (slot == 0) InitBlock(layers_->layout(), block, tokens);
     WriteTokens(layers_->layout(), block, slot, tokens, {k, row_bytes(), source_},
                 {k + tensor_bytes(), row_bytes(), source_});
-    return tokens;
   }
 
   const Case case_;
