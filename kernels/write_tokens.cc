@@ -66,17 +66,36 @@ HWY_INLINE void Convert16(const std::byte* row, size_t count, std::byte* to) {
 template <DType kFrom>
 HWY_INLINE float QuantizeRow(const std::byte* row, size_t count, int8_t* to) {
   const DF d;
-  auto top = hn::Zero(d);
-  ForVectors(kLanes, count,
-             [&](size_t i, size_t n) ATTND_STEP { top = hn::Max(top, hn::Abs(LoadAsF32<kFrom>(d, row, i, n))); });
+  // Four vectors in a turn: maxima that do not wait for each other, and whole vectors of bytes.
+  const size_t whole = count / (4 * kLanes) * (4 * kLanes);
+  hn::Vec<DF> tops[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  for (size_t i = 0; i < whole; i += 4 * kLanes) {
+    ATTND_UNROLL
+    for (size_t v = 0; v < 4; ++v) {
+      tops[v] = hn::Max(tops[v], hn::Abs(LoadAsF32<kFrom>(d, row, i + v * kLanes, kLanes)));
+    }
+  }
+  auto top = hn::Max(hn::Max(tops[0], tops[1]), hn::Max(tops[2], tops[3]));
+  ForVectors(kLanes, count - whole, [&](size_t i, size_t n) ATTND_STEP {
+    top = hn::Max(top, hn::Abs(LoadAsF32<kFrom>(d, row, whole + i, n)));
+  });
   constexpr float kLeast = 127 * 1.17549435e-38f;
   const float largest = hn::ReduceMax(d, top);
   const bool vanishes = largest < kLeast;
   const auto inverse = hn::Set(d, vanishes ? 0.0f : 127.0f / largest);
-  const hn::Rebind<int8_t, DF> d8;
-  ForVectors(kLanes, count, [&](size_t i, size_t n) ATTND_STEP {
-    const auto q = hn::NearestInt(hn::Mul(LoadAsF32<kFrom>(d, row, i, n), inverse));
-    StoreBytes(d8, hn::DemoteTo(d8, q), reinterpret_cast<std::byte*>(to + i), n);
+  const auto quantized = [&](size_t i, size_t n)
+                             ATTND_STEP { return hn::NearestInt(hn::Mul(LoadAsF32<kFrom>(d, row, i, n), inverse)); };
+  const hn::Repartition<int16_t, DF> d16;
+  const hn::Repartition<int8_t, DF> d8;
+  for (size_t i = 0; i < whole; i += 4 * kLanes) {
+    const auto q01 = hn::OrderedDemote2To(d16, quantized(i, kLanes), quantized(i + kLanes, kLanes));
+    const auto q23 = hn::OrderedDemote2To(d16, quantized(i + 2 * kLanes, kLanes), quantized(i + 3 * kLanes, kLanes));
+    hn::StoreU(hn::OrderedDemote2To(d8, q01, q23), d8, to + i);
+  }
+  const hn::Rebind<int8_t, DF> d8_quarter;
+  ForVectors(kLanes, count - whole, [&](size_t i, size_t n) ATTND_STEP {
+    StoreBytes(d8_quarter, hn::DemoteTo(d8_quarter, quantized(whole + i, n)),
+               reinterpret_cast<std::byte*>(to + whole + i), n);
   });
   return vanishes ? 0.0f : largest / 127.0f;
 }
