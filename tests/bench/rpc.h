@@ -26,6 +26,7 @@ class ServingProcess {
   ~ServingProcess();
 
   const std::string& address() const { return address_; }
+  pid_t pid() const { return pid_; }
 
  private:
   ServingProcess(pid_t pid, int output) : pid_(pid), output_(output) {}

@@ -7,9 +7,12 @@
 //                        ten times the p99 of decode_idle and --prefill_chunk_time.
 //
 // The client's half of gRPC and the server's share the machine's cores with the kernel.
+#include <sys/types.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <ctime>
 #include <functional>
 #include <memory>
 #include <string>
@@ -40,6 +43,31 @@ double Quantile(std::vector<double> values, double part) {
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(rank), values.end());
   return values[rank];
 }
+
+// Processor time, of all its threads together, that a process (0: this one) has used, in seconds.
+double CpuSeconds(pid_t pid) {
+  clockid_t clock;
+  timespec used;
+  if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &used) != 0) return 0;
+  return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
+}
+
+// Processor time of a step, over several rounds.
+class CpuTime {
+ public:
+  explicit CpuTime(pid_t pid) : pid_(pid) {}
+
+  void Begin() { begin_ = CpuSeconds(pid_); }
+  void End(double steps) {
+    seconds_ += CpuSeconds(pid_) - begin_;
+    steps_ += steps;
+  }
+  double us_of_step() const { return 1e6 * seconds_ / steps_; }
+
+ private:
+  const pid_t pid_;
+  double begin_ = 0, seconds_ = 0, steps_ = 0;
+};
 
 // A session of `tokens` tokens with a stream of its own, and the decode step that is sent on it again and again.
 class Decoder {
@@ -93,7 +121,7 @@ double DecodeAll(const std::vector<std::unique_ptr<Decoder>>& decoders, double s
   return rate;
 }
 
-void MeasureStreams(const Case& c, const Client& client) {
+void MeasureStreams(const Case& c, const Client& client, pid_t server) {
   constexpr int kRounds = 5;
   std::vector<std::unique_ptr<Decoder>> decoders;
   for (int i = 0; i < c.batch; ++i) decoders.push_back(std::make_unique<Decoder>(c, client));
@@ -101,10 +129,17 @@ void MeasureStreams(const Case& c, const Client& client) {
   AttendWorks kernel(c, &layers);
   const std::function<void()> attend = kernel.works()[0];
   std::vector<double> rates, kernel_rates, compute;
+  CpuTime server_cpu(server), client_cpu(0), kernel_cpu(0);
   attend();
   for (int round = 0; round < kRounds; ++round) {
+    const size_t answered = compute.size();
+    server_cpu.Begin();
+    client_cpu.Begin();
     rates.push_back(DecodeAll(decoders, c.seconds / kRounds, &compute));
+    server_cpu.End(static_cast<double>(compute.size() - answered));
+    client_cpu.End(static_cast<double>(compute.size() - answered));
     for (const auto& decoder : decoders) decoder->Cut(c.tokens);
+    kernel_cpu.Begin();
     const Clock::time_point start = Clock::now();
     int batches = 0;
     do {
@@ -112,6 +147,7 @@ void MeasureStreams(const Case& c, const Client& client) {
       ++batches;
     } while (SecondsSince(start) < c.seconds / kRounds / 2);
     kernel_rates.push_back(batches * c.batch / SecondsSince(start));
+    kernel_cpu.End(batches * c.batch);
   }
   Row row;
   row.name = "serve";
@@ -120,7 +156,11 @@ void MeasureStreams(const Case& c, const Client& client) {
   row.unit = "steps/s";
   row.roof = Quantile(kernel_rates, 0.5);
   row.bound = "kernel";
-  row.numbers = {{"step_us", 1e6 / row.roof}, {"compute_us", 1e6 * Quantile(compute, 0.5)}};
+  row.numbers = {{"step_us", 1e6 / row.roof},
+                 {"compute_us", 1e6 * Quantile(compute, 0.5)},
+                 {"kernel_cpu_us", kernel_cpu.us_of_step()},
+                 {"server_cpu_us", server_cpu.us_of_step()},
+                 {"client_cpu_us", client_cpu.us_of_step()}};
   Print(c, row);
 }
 
@@ -220,7 +260,7 @@ bool RunCase(const Case& c) {
   absl::StatusOr<Client> client = Client::Connect(options), other = Client::Connect(options);
   CheckOk(client.status());
   CheckOk(other.status());
-  MeasureStreams(c, *client);
+  MeasureStreams(c, *client, server->pid());
   MeasurePrefillBeside(c, *client, *other);
   return true;
 }

@@ -51,6 +51,11 @@ class Stack:
         wait_for(lambda: all(self.health(name) == "healthy" for service in self.services
                              for name in self.containers(service)), "all containers are healthy", 90)
 
+    def change(self, **settings: str) -> None:
+        """Starts anew what the settings of compose's file change."""
+        self._environment |= settings
+        self.up()
+
     def down(self) -> None:
         self.compose("down", "--volumes", "--remove-orphans", "--timeout", "1", check=False)
 

@@ -15,12 +15,18 @@ import numpy as np
 import pytest
 from clients import ROUND_ROBIN, Calls, HealthProbe, OpenStream
 from daemon import docker, inspect
-from expressions import dashboard, dashboard_expressions, rules
+from expressions import Expression, dashboard, dashboard_expressions, rules
+from returning import Returning
 from stack import Stack, wait_for
 
 # What Grafana makes of the scrape interval of 5 s: four of them.
 RATE_INTERVAL = "20s"
 UP = 'up{job="attnd"}'
+
+
+def is_of_disk(expression: Expression) -> bool:
+    """True of what has no numbers while no session goes to disk or comes from there."""
+    return 'op="spill"' in expression.text or 'op="restore"' in expression.text
 
 
 def test_o01_o02_prometheus_finds_attnd_and_every_panel_has_data(stack: Stack) -> None:
@@ -60,7 +66,7 @@ def test_under_load_every_panel_has_numbers_and_health_stays_fast(stack: Stack, 
             prometheus.wait_for(lambda api: bool(api.query(busy)), "prefills and decodes in the last 20 s", 60)
             for expression in dashboard_expressions(RATE_INTERVAL):
                 values = prometheus.values(expression.text)
-                assert any(map(math.isfinite, values)), f"only {values}: {expression}"
+                assert is_of_disk(expression) or any(map(math.isfinite, values)), f"only {values}: {expression}"
             said, _ = load.communicate(timeout=300)
     finally:
         load.kill()
@@ -75,14 +81,16 @@ def test_o09_a_saturated_server_answers_its_probe_at_once(stack: Stack, say: Cal
                        "--duration=20s", "--prefill_tokens=256", "--decode_tokens=64", "--check_rate=0")
     prometheus = stack.prometheus()
     waits = "max_over_time(attnd_queue_depth[20s])"
+    refused = 'max_over_time(attnd_rejected_total{reason="QUEUE_FULL"}[20s])'
     try:
         with HealthProbe(stack.target()) as probe:
             load.communicate(timeout=300)
-            seen = max(prometheus.values(waits))
+            seen, turned_away = max(prometheus.values(waits)), max(prometheus.values(refused))
     finally:
         load.kill()
-    assert seen > 10
-    say(f"with up to {seen:.0f} requests waiting, {probe.check()}")
+    # How many wait is a matter of how fast the machine is: so many as it can serve within --max_queue_delay.
+    assert seen > 0 and turned_away > 0
+    say(f"with up to {seen:.0f} requests waiting and {turned_away:.0f} refused, {probe.check()}")
     state = inspect(stack.container("attnd"))["State"]
     assert state["Running"] and not state["OOMKilled"] and inspect(stack.container("attnd"))["RestartCount"] == 0
 
@@ -178,3 +186,20 @@ def test_compose_stop_lets_attnd_drain(stack: Stack, replicas: list[str], say: C
     assert [inspect(name)["State"]["ExitCode"] for name in running] == [0] * len(running)
     prometheus = stack.prometheus()
     prometheus.wait_for(lambda api: bool(api.query('ALERTS{alertname="AttndDown"}')), "AttndDown is pending", 60)
+
+
+def test_sessions_that_go_to_disk_and_come_back_have_their_numbers(stack: Stack) -> None:
+    stack.change(ATTND_KV_CACHE_BYTES="16MiB", ATTND_EVICTION="lru", ATTND_SPILL_DIR="/var/lib/attnd/spill")
+    prometheus = stack.prometheus()
+    returning = Returning(stack.target())
+    try:
+        away_and_back = 'min(rate(attnd_snapshot_duration_seconds_count{op=~"spill|restore"}[20s])) > 0'
+        prometheus.wait_for(lambda api: bool(api.query(away_and_back)), "sessions moved to disk and back", 60)
+        expressions = [*filter(is_of_disk, dashboard_expressions(RATE_INTERVAL))]
+        assert expressions
+        for expression in expressions:
+            values = prometheus.values(expression.text)
+            assert any(map(math.isfinite, values)), f"only {values}: {expression}"
+    finally:
+        returning.stop()
+    assert returning.error is None
