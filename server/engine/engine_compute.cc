@@ -115,6 +115,7 @@ Scheduler::Cost CostOf(const Job& job) {
 }  // namespace
 
 void EngineImpl::ComputeLoop() {
+  GiveWay();
   std::vector<PendingCreate> creates;
   Afterwards after;
   bool computed = false;
