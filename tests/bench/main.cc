@@ -1,6 +1,8 @@
 // attnd_bench MODE [--name=value ...]: each row carries the roof measured in the same run, and the ratio to it.
 #include <cstdio>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/bench/modes.h"
@@ -37,7 +39,8 @@ const std::vector<Mode>& Modes() {
   return kModes;
 }
 
-int RunMode(std::string_view name, const std::vector<std::string>& arguments) {
+// Runs a mode by name with its --name=value arguments. Returns the exit status: 2 after a complaint about them.
+static int RunMode(std::string_view name, const std::vector<std::string>& arguments) {
   for (const Mode& mode : Modes()) {
     if (name != mode.name) continue;
     Options options;

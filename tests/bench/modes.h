@@ -2,8 +2,6 @@
 #ifndef ATTND_TESTS_BENCH_MODES_H_
 #define ATTND_TESTS_BENCH_MODES_H_
 
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "tests/bench/options.h"
@@ -28,9 +26,6 @@ struct Mode {
   int (*run)(const Options& options);
 };
 const std::vector<Mode>& Modes();
-
-// Runs a mode by name with its --name=value arguments. Returns the exit status: 2 after a complaint about them.
-int RunMode(std::string_view name, const std::vector<std::string>& arguments);
 
 }  // namespace attnd::bench
 
