@@ -115,7 +115,6 @@ Scheduler::Cost CostOf(const Job& job) {
 }  // namespace
 
 void EngineImpl::ComputeLoop() {
-  GiveWay();
   std::vector<PendingCreate> creates;
   Afterwards after;
   bool computed = false;

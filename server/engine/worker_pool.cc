@@ -1,8 +1,5 @@
 #include "server/engine/worker_pool.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 
@@ -42,16 +39,8 @@ class Loop {
 
 }  // namespace
 
-void GiveWay() {
-  constexpr int kNiceness = 5;
-  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);  // a thread may always become nicer
-}
-
 WorkerPool::WorkerPool(int threads)
-    : threads_(threads),
-      parallelism_(tbb::global_control::max_allowed_parallelism, threads),
-      arena_(threads, 1),
-      observer_(arena_) {}
+    : threads_(threads), parallelism_(tbb::global_control::max_allowed_parallelism, threads), arena_(threads, 1) {}
 
 void WorkerPool::RunInline(int64_t num_tasks, absl::FunctionRef<void(int64_t, int)> f) {
   for (int64_t task = 0; task < num_tasks; task++) f(task, 0);

@@ -9,14 +9,8 @@
 #include "absl/functional/function_ref.h"
 #include "oneapi/tbb/global_control.h"
 #include "oneapi/tbb/task_arena.h"
-#include "oneapi/tbb/task_scheduler_observer.h"
 
 namespace attnd {
-
-// Lets the process's other threads go before the calling one, by niceness. For threads that compute: those that talk to
-// clients want the same processors, for microseconds. Two cores under twice the load that they can serve, client
-// included: refusals took 2.0 ms instead of 3.5 (p50), 6 instead of 15 (p99), and as much was computed.
-void GiveWay();
 
 class WorkerPool {
  public:
@@ -35,16 +29,6 @@ class WorkerPool {
   // oneTBB starts no more threads than the machine has CPUs unless told.
   tbb::global_control parallelism_;
   tbb::task_arena arena_;
-
-  class Observer : public tbb::task_scheduler_observer {
-   public:
-    explicit Observer(tbb::task_arena& arena) : task_scheduler_observer(arena) { observe(true); }
-    ~Observer() override { observe(false); }
-    void on_scheduler_entry(bool is_worker) override {
-      if (is_worker) GiveWay();
-    }
-  };
-  Observer observer_;
 };
 
 }  // namespace attnd
