@@ -58,8 +58,9 @@ def scrape(server: Server) -> dict[str, float]:
 
 
 def test_twice_the_sustainable_rate(server: Server, tmp_path: Path) -> None:
-    # What it completes of far too much is what it can sustain.
-    capacity = completed_per_second(load(server, tmp_path, 500, 4), 4)
+    # What it completes of too much is what it can sustain; of far too much it completes less, on a machine that the load
+    # generator shares.
+    capacity = max(completed_per_second(load(server, tmp_path, rate, 4), 4) for rate in (200, 500))
     peak = server.peak_memory()
     results = load(server, tmp_path, round(2 * capacity), SECONDS)
     latency, errors = results["latency"], results["errors"]
