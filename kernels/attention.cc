@@ -313,6 +313,8 @@ void AttentionBatch::State::Finish(PlannedTile& planned, TileScratch* scratch) {
 
 void PrepareKernels(const KvShape& shape) { ShapeKernels::Get(shape); }
 
+int LeastRows(const KvShape& shape) { return ShapeKernels::Get(shape).uses_amx() ? 64 : 16; }
+
 AttentionBatch::AttentionBatch(int max_threads) : state_(std::make_unique<State>()) {
   assert(max_threads >= 1);
   state_->scratch = std::vector<TileScratch>(max_threads);

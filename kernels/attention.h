@@ -56,6 +56,9 @@ int64_t FindEmptyRow(const AttentionWork& work);
 // Generates every kernel that works of this shape can need (milliseconds, once per shape and process, thread-safe).
 // AttentionBatch::Plan calls it too: call it early to keep compilation out of the first step.
 void PrepareKernels(const KvShape& shape);
+// Rows (queries x group_size) of a work below which it takes about as long with fewer, for reading the keys takes the
+// time and not the products: 64 where AMX multiplies; elsewhere 16, which take a third longer by the row (f32, AVX2).
+int LeastRows(const KvShape& shape);
 
 class AttentionBatch {
  public:

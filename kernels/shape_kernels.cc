@@ -178,6 +178,13 @@ int ShapeKernels::AheadDistance(int rows) const {
   return rows <= kMaxStreamRows ? StreamAheadBytes() / kPrefetchBytes : 0;
 }
 
+bool ShapeKernels::uses_amx() const { return IsAmx(stream_mode_) || stream_mode_ == StreamMode::kTiles; }
+
+int ShapeKernels::AheadBlocks(int rows) const {
+  const int block_entries = AheadEntriesOf(stream_mode_, ScoreSteps());
+  return std::min(kRunBlocks, (AheadDistance(rows) + block_entries - 1) / block_entries);
+}
+
 size_t ShapeKernels::StreamOperandBytes() const {
   if (stream_mode_ == StreamMode::kAmxInt8) return 1;
   return StreamHoldsBf16() || stream_mode_ == StreamMode::kInt8 ? 2 : 4;

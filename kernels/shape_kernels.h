@@ -71,11 +71,12 @@ class ShapeKernels {
   static constexpr size_t kMaxAheadEntries = size_t{kRunBlocks} * 2 * (kMaxHeadDim / kMinPrefetchSteps + 4);
   // Where in products.ahead the reading of V starts.
   const std::byte* const* ValuesAhead(const Products& products) const;
+  bool uses_amx() const;
   // How many entries ahead of the multiplication a tile of so many rows prefetches; 0: it does not.
   int AheadDistance(int rows) const;
   static constexpr int kMaxAheadDistance = 12;
-  // Of a run, the blocks that the prefetches of the run before may reach.
-  static constexpr int kAheadBlocks = 3;
+  // The blocks of the next run that this reaches: from its end on their K is read.
+  int AheadBlocks(int rows) const;
 
   // strip = Q K^T of every slot.
   void Scores(const Products& args, ProductScratch* scratch) const;

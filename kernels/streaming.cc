@@ -34,7 +34,8 @@ constexpr int kTileChunkSteps = 16;  // pairs of one tdpbf16ps
 template <StreamMode kMode>
 constexpr int kTileColumns = (kMode == StreamMode::kTiles ? kTilesVectors : kTileVectors) * static_cast<int>(kLanes);
 // Register tiles that a row of B needs: passes over B. Where it takes one, all pieces follow each other in it. Where it
-// takes more (4 on AVX2), the passes take turns over a part of B that L1 holds, and the sums wait in C meanwhile.
+// takes more (4 on AVX2), the passes take turns over a part of B, and the sums wait in C meanwhile. A part is a piece
+// of K, or as many of V as L1 holds.
 template <StreamMode kMode>
 constexpr int kPasses = (kBlockTokens + kTileColumns<kMode> - 1) / kTileColumns<kMode>;
 constexpr int kPartBytes = 16384;

@@ -26,7 +26,7 @@ enum class StreamMode : uint8_t {
 constexpr size_t StreamUnitBytes(StreamMode mode) { return mode == StreamMode::kF16 ? 2 : 4; }
 
 // Where to prefetch next: one pointer per kPrefetchBytes of the stream that the caller is going to read. A product
-// consumes one per PrefetchSteps steps of a piece (rounded up).
+// consumes one per PrefetchSteps steps of a piece (rounded up; of several pieces the steps are a multiple).
 inline constexpr int kPrefetchBytes = 2048;  // how far ahead: StreamAheadBytes
 inline constexpr int kMinPrefetchSteps = 8;
 constexpr int PrefetchSteps(StreamMode mode) { return kMinPrefetchSteps * 4 / static_cast<int>(StreamUnitBytes(mode)); }
@@ -40,8 +40,8 @@ struct StreamArgs {
   const std::byte* const* b = nullptr;  // [pieces] -> [steps][columns] of StreamUnitBytes
   int pieces = 0;
   int steps = 0;
-  int columns = 0;  // 1..64
-  float* c = nullptr;
+  int columns = 0;     // 1..64
+  float* c = nullptr;  // holds what is summed up so far, or its bits, while the product is computed
   size_t c_ld = 0;
   const std::byte* const* ahead = nullptr;  // or null: no prefetch
   // kInt8, kAmxInt8: c is multiplied by row_scales[row] and, unless null, column_scales[column].

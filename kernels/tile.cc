@@ -84,7 +84,8 @@ const std::byte* const* ListAhead(const Tile& tile, const RunBlocks& run, int64_
   size_t count = tile.kernels->ListAhead(run.blocks, run.slots, entries);
   if (next_run < tile.run_end()) {
     const RunBlocks next = BlocksOfRun(tile, next_run);
-    count += tile.kernels->ListAhead(next.blocks, std::min(next.slots, ShapeKernels::kAheadBlocks), entries + count);
+    count += tile.kernels->ListAhead(next.blocks, std::min(next.slots, tile.kernels->AheadBlocks(tile.rows)),
+                                     entries + count);
   }
   std::fill_n(entries + count, distance + Strip::kAheadRows, entries[count - 1]);
   return entries + distance;

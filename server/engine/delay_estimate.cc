@@ -15,10 +15,22 @@ void DelayEstimate::Sums::Add(double amount, double elapsed_s) {
   seconds = kKept * seconds + elapsed_s;
 }
 
-void DelayEstimate::AddBatch(int64_t prefill_tokens, int64_t decodes, absl::Duration elapsed) {
+void DelayEstimate::Sums::Wait(double elapsed_s) {
+  if (batches > 0) seconds += elapsed_s;
+}
+
+void DelayEstimate::AddBatch(int64_t prefill_tokens, int64_t decodes, bool others_waited, absl::Duration elapsed) {
   const double seconds = absl::ToDoubleSeconds(elapsed);
-  if (prefill_tokens > 0) prefill_.Add(static_cast<double>(prefill_tokens), seconds);
-  if (decodes > 0) decode_.Add(static_cast<double>(decodes), seconds);
+  if (prefill_tokens > 0) {
+    prefill_.Add(static_cast<double>(prefill_tokens), seconds);
+  } else if (others_waited) {
+    prefill_.Wait(seconds);
+  }
+  if (decodes > 0) {
+    decode_.Add(static_cast<double>(decodes), seconds);
+  } else if (others_waited) {
+    decode_.Wait(seconds);
+  }
 }
 
 absl::Duration DelayEstimate::OfPrefill(int64_t tokens_ahead) const {

@@ -1,7 +1,8 @@
 // How long work that comes now will wait for compute, told from how fast recent batches went. Pure: no clock, no mutex.
 //
-// Prefills share what batches have room for, so what is ahead of one is every token of the others that is not computed
-// yet. Decodes all go into the next batch, which takes the longer the more there are.
+// Prefills share what their batches have room for, so what is ahead of one is every token of the others that is not
+// computed yet. Decodes all go into their next batch, which takes the longer the more there are. Each kind waits for
+// the other's batches, too: they take turns.
 #ifndef ATTND_SERVER_ENGINE_DELAY_ESTIMATE_H_
 #define ATTND_SERVER_ENGINE_DELAY_ESTIMATE_H_
 
@@ -13,8 +14,9 @@ namespace attnd {
 
 class DelayEstimate {
  public:
-  // A batch was computed: tokens of prefills, and decode items.
-  void AddBatch(int64_t prefill_tokens, int64_t decodes, absl::Duration elapsed);
+  // A batch was computed: of tokens of prefills or of decode items (or both), while items of the other kind waited or
+  // not.
+  void AddBatch(int64_t prefill_tokens, int64_t decodes, bool others_waited, absl::Duration elapsed);
 
   // Until the tokens ahead are computed; zero as long as no prefill was.
   absl::Duration OfPrefill(int64_t tokens_ahead) const;
@@ -26,6 +28,7 @@ class DelayEstimate {
   struct Sums {
     double batches = 0, work = 0, seconds = 0;
     void Add(double amount, double elapsed_s);
+    void Wait(double elapsed_s);  // of the other kind's batch, if this one has any
   };
   Sums prefill_, decode_;
 };

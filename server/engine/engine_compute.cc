@@ -102,12 +102,12 @@ Scheduler::Cost CostOf(const Job& job) {
     const int64_t window = run.softmax.window;
     cost.history = std::max(cost.history, window > 0 ? std::min(window, keys) : keys);
     cost.work_per_key = EstimateUsPerKey(run);
-    // With 64 rows a chunk's products take about as long as they must, with 16 a third longer (f32, AVX2). A backward
-    // call has tiles of 64.
-    constexpr int kMinRows = 64, kLeastRows = 16;
+    // With 64 rows a chunk's products take about as long as they must. A backward call has tiles of 64.
+    constexpr int kMinRows = 64;
+    const int least_rows = run.backward != nullptr ? kMinRows : LeastRows(run.layout->shape);
     const int group = run.heads.group_size();
     cost.min_tokens = (kMinRows + group - 1) / group;
-    cost.least_tokens = run.backward != nullptr ? cost.min_tokens : (kLeastRows + group - 1) / group;
+    cost.least_tokens = (least_rows + group - 1) / group;
   }
   return cost;
 }
@@ -231,7 +231,9 @@ void EngineImpl::Compute() {
 
 void EngineImpl::EndBatch(absl::Duration elapsed, Afterwards* after) {
   const absl::Time now = absl::Now();
-  delay_.AddBatch(plan_.prefill_tokens, plan_.decodes, elapsed);
+  const bool others_wait =
+      plan_.prefill_tokens > 0 ? scheduler_.ready_decodes() > 0 : scheduler_.prefill_tokens_left() > 0;
+  delay_.AddBatch(plan_.prefill_tokens, plan_.decodes, others_wait, elapsed);
   // Decodes wait for memory, prefills for the multipliers: only these tell how fast the next chunks will be.
   if (plan_.prefill_tokens > 0) chunk_budget_.AddBatch(runner_.estimated_us(), elapsed);
   for (size_t i = 0; i < plan_.jobs.size(); i++) {

@@ -10,7 +10,7 @@
 namespace attnd {
 namespace {
 
-// Up to this many tokens per segment a step goes into the next batch whole, beside the decodes: draft trees are short.
+// Up to this many tokens per segment a step goes into a batch whole, as a decode does: draft trees are short.
 constexpr int64_t kDecodeTokens = 8;
 // A step that one thread computes in less than this is computed by the thread that brings it when the engine is idle:
 // to wake the compute thread, and a transport's thread again for the answer, cost 15 to 25 us of an overhead of 84 to

@@ -35,29 +35,43 @@ void Scheduler::MakeReady(Entry* entry) { (entry->item.prefill ? prefills_ : dec
 
 Scheduler::Batch Scheduler::Form(absl::Time now, double work, const Questions& ask) {
   Batch batch;
+  DropStalePrefills(now, ask, &batch);
   const bool prefills_turn = last_was_decodes_ && !prefills_.empty();
   last_was_decodes_ = false;
-  if (!prefills_turn) FormDecodes(now, ask, &batch);
-  if (batch.chunks.empty()) FormPrefills(now, {limits_.prefill_chunk_tokens, work}, ask, &batch);
-  // A prefill that was dropped may have made a decode of its lane ready.
-  if (batch.chunks.empty()) FormDecodes(now, ask, &batch);
+  FormDecodes(now, /*all=*/!prefills_turn, ask, &batch);
+  if (!last_was_decodes_) FormPrefills(now, {limits_.prefill_chunk_tokens, work}, ask, &batch);
+  if (batch.chunks.empty()) FormDecodes(now, /*all=*/true, ask, &batch);
   return batch;
 }
 
-void Scheduler::FormDecodes(absl::Time now, const Questions& ask, Batch* batch) {
+void Scheduler::DropStalePrefills(absl::Time now, const Questions& ask, Batch* batch) {
+  std::vector<Entry*> fresh;
+  while (!prefills_.empty()) {
+    Entry* const entry = prefills_.front();
+    prefills_.pop_front();
+    if (!DropIfStale(entry, now, ask, batch)) fresh.push_back(entry);
+  }
+  prefills_.insert(prefills_.begin(), fresh.begin(), fresh.end());
+}
+
+// All that are ready, or only those that compute nothing: they hold nobody up and need not wait for a turn.
+void Scheduler::FormDecodes(absl::Time now, bool all, const Questions& ask, Batch* batch) {
   bool scratch_blocked = false;
   std::deque<Entry*> waiting;
   while (!decodes_.empty()) {  // items that a drop makes ready come in at the end
     Entry* const entry = decodes_.front();
     decodes_.pop_front();
     if (DropIfStale(entry, now, ask, batch)) continue;
-    if (!StartFits(*entry, &scratch_blocked)) {
+    const bool computes = entry->item.tokens > 0;
+    if ((computes && !all) || !StartFits(*entry, &scratch_blocked)) {
       waiting.push_back(entry);
       continue;
     }
     Start(entry);
-    last_was_decodes_ = true;
-    last_decode_ = now;
+    if (computes) {
+      last_was_decodes_ = true;
+      last_decode_ = now;
+    }
     batch->chunks.push_back({entry->item.id, 0, entry->item.tokens, true});
   }
   decodes_ = std::move(waiting);

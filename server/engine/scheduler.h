@@ -5,9 +5,10 @@
 //   - An item waits in the lanes (sessions) that it names, first come first served in each. It is ready when it is at
 //     the head of all of them and keeps that place until it is finished: the items of a lane never overlap or overtake.
 //   - Continuous batching: a batch takes every ready decode item, whole, or else chunks of prefill items, which share a
-//     budget of tokens per batch. The two take turns while both are ready, decodes first: a decode waits for one batch
-//     of chunks and is then answered without another one. So that a batch takes about as long whatever a model's size
-//     and its history, a budget of work bounds the chunks too, down to a few tokens.
+//     budget of tokens per batch. The two take turns while both are ready: a decode waits for one batch of chunks and
+//     is then answered without another one. Items without tokens compute nothing and go into either. So that a batch
+//     takes about as long whatever a model's size and its history, a budget of work bounds the chunks too, down to a
+//     few tokens.
 //   - Cancelled and expired items are dropped when a batch is formed, between the chunks of a prefill too.
 //   - The queue (items that have not started) is bounded in tokens and in items. An item larger than the token bound
 //     is taken when nothing else waits: it could never come in otherwise.
@@ -121,7 +122,8 @@ class Scheduler {
   void CutChunk(Entry* entry, const Budget& share, int64_t least, Budget* budget, Batch* batch);
   bool StartFits(const Entry& entry, bool* scratch_blocked) const;
   void Start(Entry* entry);
-  void FormDecodes(absl::Time now, const Questions& ask, Batch* batch);
+  void DropStalePrefills(absl::Time now, const Questions& ask, Batch* batch);
+  void FormDecodes(absl::Time now, bool all, const Questions& ask, Batch* batch);
   void FormPrefills(absl::Time now, Budget budget, const Questions& ask, Batch* batch);
   void Erase(Entry* entry);
 
@@ -131,7 +133,7 @@ class Scheduler {
   // Ready: not started decodes, and prefills with tokens left, in the order of their turns.
   std::deque<Entry*> decodes_;
   std::deque<Entry*> prefills_;
-  bool last_was_decodes_ = false;  // the last batch
+  bool last_was_decodes_ = false;  // the last batch, computing ones
   absl::Time last_decode_ = absl::InfinitePast();
   int64_t queued_items_ = 0;
   int64_t queued_tokens_ = 0;

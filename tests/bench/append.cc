@@ -1,6 +1,7 @@
 // Append: K and V of new tokens into a layer's blocks, --step tokens at a time, beside a memcpy that moves as many
 // bytes (those that append reads and those that it writes) between the same pieces of memory.
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -127,6 +128,11 @@ void RunCase(const Options& options, const Case& c) {
 }  // namespace
 
 int RunAppend(const Options& options) {
+  for (const int step : options.steps) {
+    if (step % kBlockTokens == 0 || kBlockTokens % step == 0) continue;
+    std::fprintf(stderr, "attnd_bench: --step=%d: must divide %d or be a multiple of it\n", step, kBlockTokens);
+    return 2;
+  }
   PrintHeading(options.json);
   return ForEachCase("append", options, [&](const Case& c) { RunCase(options, c); }) ? 0 : 1;
 }

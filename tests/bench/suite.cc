@@ -1,9 +1,13 @@
 // Suite: the commands whose rows are the README's table, one after the other.
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -47,12 +51,16 @@ int RunAsProcess(const Command& command) {
   std::fflush(stdout);
   const pid_t pid = fork();
   if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     execv("/proc/self/exe", arguments.data());
+    std::fprintf(stderr, "attnd_bench: %s cannot be started: %s\n", arguments[1], std::strerror(errno));
     _exit(1);
   }
   int status = 1;
   if (pid < 0 || waitpid(pid, &status, 0) != pid) return 1;
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+  if (WIFEXITED(status)) return WEXITSTATUS(status);
+  std::fprintf(stderr, "attnd_bench: %s was ended by signal %d\n", arguments[1], WTERMSIG(status));
+  return 1;
 }
 
 }  // namespace

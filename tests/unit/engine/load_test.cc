@@ -312,7 +312,7 @@ TEST(Load, WorkThatWouldWaitTooLongIsRefusedAtOnce) {
   EXPECT_TRUE(h.Mean(b, std::vector<float>(6400, 1)).status.ok()) << "alone, any length is taken";
 }
 
-// Decodes go into every batch beside a long prefill.
+// Decodes take turns with a long prefill's chunks.
 TEST(Load, C03DecodesAreNotStuckBehindALongPrefill) {
   EngineOptions options = Harness::DefaultOptions();
   options.prefill_chunk_tokens = 64;
