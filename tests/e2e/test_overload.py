@@ -75,7 +75,7 @@ def test_twice_the_sustainable_rate(server: Server, tmp_path: Path) -> None:
     assert rejected["count"] > 0
     assert set(errors) == {"RESOURCE_EXHAUSTED (QUEUE_FULL)"}, errors
     # As much is completed as before: rejecting does not take the time that computing needs.
-    assert completed_per_second(results, SECONDS) > 0.6 * capacity
+    assert completed_per_second(results, SECONDS) > 0.5 * capacity
     # At once, beside what is accepted; how soon in milliseconds is the benchmark's to say.
     assert rejected["p50_s"] < 0.05
     assert rejected["p50_s"] < latency["first_output"]["latency"]["p50_s"]
