@@ -82,9 +82,10 @@ ABSL_FLAG(int, max_connections, Options().max_connections,
           "most connections open at a time; 0: what the limit of open files leaves, at most 4096");
 ABSL_FLAG(int64_t, prefill_chunk_tokens, Options().prefill_chunk_tokens,
           "most tokens of long steps computed in one batch");
-ABSL_FLAG(absl::Duration, prefill_chunk_time, Options().prefill_chunk_time,
-          "about how long they may take in a batch, which is how long a one-token step waits for them (they are never "
-          "fewer than 64 / group_size, beside short steps 16 / group_size unless AMX multiplies); inf: as long as it takes");
+ABSL_FLAG(
+    absl::Duration, prefill_chunk_time, Options().prefill_chunk_time,
+    "about how long they may take in a batch, which is how long a one-token step waits for them (they are never "
+    "fewer than 64 / group_size, beside short steps 16 / group_size unless AMX multiplies); inf: as long as it takes");
 ABSL_FLAG(ByteSize, max_message_bytes, ByteSize{Options().max_message_bytes},
           "largest request and largest answer; auto: half of --max_inflight_bytes, at most 64MiB");
 ABSL_FLAG(
