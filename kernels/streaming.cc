@@ -128,9 +128,10 @@ HWY_INLINE void SetZero(VF (&sums)[kRows][kVectors]) {
   }
 }
 
-// What the pieces before this part left in C.
+// Zeros, or what the pieces before this part left in C.
 template <bool kPartial, int kRows, int kVectors>
-HWY_INLINE void LoadSums(const StreamArgs& args, int row, int column, size_t last, VF (&sums)[kRows][kVectors]) {
+HWY_INLINE void BeginSums(const Part& args, int row, int column, size_t last, VF (&sums)[kRows][kVectors]) {
+  if (args.begins) return SetZero(sums);
   const DF d;
   ATTND_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -189,11 +190,7 @@ HWY_INLINE void ForSteps(const Part& args, const std::byte* b, unsigned at, cons
 template <StreamMode kMode, int kRows, int kVectors, bool kPartial, int kBytes>
 HWY_NOINLINE void StreamTile(const Part& args, int row, int column, size_t last) {
   VF sums[kRows][kVectors];
-  if (args.begins) {
-    SetZero(sums);
-  } else {
-    LoadSums<kPartial>(args, row, column, last, sums);
-  }
+  BeginSums<kPartial>(args, row, column, last, sums);
   for (int piece = 0; piece < args.pieces; ++piece) {
     const std::byte* b = args.b[piece] + column * StreamUnitBytes(kMode);
     const std::byte* a = args.a + row * args.a_row_bytes + piece * args.a_piece_bytes;
@@ -212,11 +209,7 @@ HWY_NOINLINE void StreamTileAsAmx(const Part& args, int row, int column, size_t 
   const DF d;
   const DU du;
   VF sums[kRows][kVectors];
-  if (args.begins) {
-    SetZero(sums);
-  } else {
-    LoadSums<kPartial>(args, row, column, last, sums);
-  }
+  BeginSums<kPartial>(args, row, column, last, sums);
   const auto high = hn::Set(du, 0xFFFF0000u);
   const size_t step_bytes = args.columns * sizeof(float);
   for (int piece = 0; piece < args.pieces; ++piece) {
@@ -291,11 +284,7 @@ HWY_NOINLINE void StreamTileInt8(const Part& args, int row, int column, size_t l
   const DF d;
   const DI di;
   VF bits[kRows][kVectors];
-  if (args.begins) {
-    SetZero(bits);
-  } else {
-    LoadSums<kPartial>(args, row, column, last, bits);
-  }
+  BeginSums<kPartial>(args, row, column, last, bits);
   VI sums[kRows][kVectors];
   ATTND_UNROLL
   for (int r = 0; r < kRows; ++r) {
